@@ -11,9 +11,8 @@ disk reads them. The task's data is not in it. What is asked of it costs no fit,
 
 import argparse
 import json
-import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from baselines.method import Attribution, Method, Problem, load_method
+from baselines.method import Attribution, Problem, load_method
 from baselines.support.kept_rows import KEPT_ROWS, KeptRows
 from bench.arguments import Parser, add_method_arguments, add_task_arguments, at_least, check_out, run_cli, share
 from bench.experiment import execution_of, experiment_of
@@ -86,13 +85,25 @@ def make_store(session: Session, folder: str | Path, most_bytes: float = MOST_BY
     folder = make_folder(folder)
     (block,) = session.blocks
     question, kept, lines = session.question(*block), dict[str, dict[str, Any]](), list[list[str]]()
+
+    def keep(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+        with whole_file(path) as file:
+            write_safetensors(
+                file, {name: value.detach().cpu().contiguous().numpy() for name, value in tensors.items()}
+            )
+
+    def keep_model(checkpoint: Callable[[int], nn.Module], number: int) -> nn.Module:
+        model = checkpoint(number)
+        keep(folder / MODEL.format(number), model.state_dict())
+        return model
+
     for variant in session.active:
         method, scorer = variant.method, session.scorer(variant, *block)
         place = make_folder(folder / variant.label)
         kept_rows = KeptRows.fresh(place / ROWS, most_bytes)
         with session.store.scratch() as scratch:
             problem = problem_of(question, scorer.model, session.store, session.execution.device, scratch)
-            further = partial(_keep_model, problem.checkpoint, folder)
+            further = partial(keep_model, problem.checkpoint)
             problem = replace(problem, checkpoint=further, shared={KEPT_ROWS: kept_rows})
             costs = (problem.seed, problem.device, session.task.cpu_threads)
             state, fitted = metered(lambda: method.fit(problem), *costs)  # noqa: B023  (called at once)
@@ -104,8 +115,8 @@ def make_store(session: Session, folder: str | Path, most_bytes: float = MOST_BY
             raise UsageError(
                 f"{variant.label} has neither a fit to keep nor gradients of at most {most_bytes:.3g} bytes"
             )
-        _write_arrays(place / FIT, packed)
-        _write_arrays(folder / MODEL.format(0), scorer.model.state_dict())
+        keep(place / FIT, packed)
+        keep(folder / MODEL.format(0), scorer.model.state_dict())
         kept[variant.label] = {
             "name": plugin_reference(type(method)),
             "options": {f.name: getattr(method, f.name) for f in fields(method)},
@@ -119,17 +130,6 @@ def make_store(session: Session, folder: str | Path, most_bytes: float = MOST_BY
     content = {"task": task_specification(session.task), "question": question.plain_data(), "methods": kept}
     write_whole(folder / CONTENT, json.dumps(content, indent=1))
     return lines
-
-
-def _keep_model(checkpoint: Any, folder: Path, number: int) -> nn.Module:
-    model = checkpoint(number)
-    _write_arrays(folder / MODEL.format(number), model.state_dict())
-    return model
-
-
-def _write_arrays(path: Path, tensors: Any) -> None:
-    with whole_file(path) as file:
-        write_safetensors(file, {name: value.detach().cpu().contiguous().numpy() for name, value in tensors.items()})
 
 
 # ---- out of it ----
@@ -146,15 +146,6 @@ class ScoreStore:
         self.task = task_from(json.dumps(specification, sort_keys=True))
         self.question = AttributionProblem.from_plain_data(self.task, self.content.question)
 
-    def method(self, label: str) -> Method:
-        if label not in self.content.methods:
-            raise UsageError(f'{self.folder} has no method "{label}"; it has {", ".join(self.content.methods)}')
-        kept = self.content.methods[label]
-        options = {name: tuple(v) if isinstance(v, list) else v for name, v in kept.options.items()}
-        method = load_method(kept.name, **options)
-        refuse_edited(method, method.source, kept.source)
-        return method
-
     def model(self, number: int) -> nn.Module:
         """That was looked at, or a further one that a method asked for."""
         model, arrays = self.task.build_model(0), read_safetensors(self.folder / MODEL.format(number))
@@ -163,7 +154,12 @@ class ScoreStore:
 
     def ask(self, label: str, queries: Examples) -> Answer:
         """The method's scores of these queries, whoever they are, (queries, attributed examples)."""
-        method, kept, place = self.method(label), self.content.methods[label], self.folder / label
+        if label not in self.content.methods:
+            raise UsageError(f'{self.folder} has no method "{label}"; it has {", ".join(self.content.methods)}')
+        kept, place = self.content.methods[label], self.folder / label
+        options = {name: tuple(value) if isinstance(value, list) else value for name, value in kept.options.items()}
+        method = load_method(kept.name, **options)
+        refuse_edited(method, method.source, kept.source)
         # Before the clock, as in a fresh run: the data, and the model that is looked at.
         threads, train, model = self.task.cpu_threads, self.task.train_data, self.model(0)
 
@@ -211,7 +207,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = make_parser().parse_args(list(sys.argv[1:] if argv is None else argv))
+    arguments = make_parser().parse_args(argv)
     work = make_command if arguments.command == "make" else ask_command
     return run_cli(f"tda-bench store {arguments.command}", lambda: work(arguments), "nothing was written")
 
@@ -220,26 +216,22 @@ def make_command(arguments: argparse.Namespace) -> int:
     check_out(arguments.out)
     session = Session(experiment_of(arguments), execution_of(arguments))
     session.report_skipped()
-    lines = make_store(session, arguments.out)
-    print(table(["method", "queries", "fresh run", "kept"], lines))
+    print(table(["method", "queries", "fresh run", "kept"], make_store(session, arguments.out)))
     return 0
 
 
 def ask_command(arguments: argparse.Namespace) -> int:
-    store = ScoreStore(
-        arguments.folder, arguments.device, **({"data_dir": arguments.data_dir} if arguments.data_dir else {})
-    )
+    here = {"data_dir": arguments.data_dir} if arguments.data_dir else {}
+    store, lines = ScoreStore(arguments.folder, arguments.device, **here), []
     if arguments.inputs:
         arrays = read_arrays(arguments.inputs, follow_links=True)
         if missing := {"inputs", "targets"} - set(arrays):
             raise UsageError(f"{arguments.inputs} has no {' and no '.join(sorted(missing))}")
         queries = Examples(torch.from_numpy(arrays["inputs"]), torch.from_numpy(arrays["targets"]))
     else:
-        count = len(store.task.query_data)
-        if max(arguments.queries) >= count:
+        if max(arguments.queries) >= (count := len(store.task.query_data)):
             raise UsageError(f"--queries {max(arguments.queries)}: there are {count}, counted from 0")
         queries = store.task.query_data.select(arguments.queries)
-    lines = []
     for label in arguments.methods or store.content.methods:
         answer = store.ask(label, queries)
         part = (answer.load_seconds + answer.score_seconds) / answer.fresh_seconds

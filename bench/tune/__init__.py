@@ -30,7 +30,7 @@ import itertools
 import math
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,7 @@ from retrain.jobs import run_units
 from retrain.progress import bar
 from retrain.reference import FULL, REFERENCES, SUBSET
 from retrain.store import canonical_json
+from retrain.task import Task
 from retrain.units import groups_of
 
 TRIES = 12
@@ -110,12 +111,6 @@ class SettingsGrid:
         if any(len(truth.subsets) < plan.num_subsets for truth, plan in zip(self.truths, self.plans, strict=True)):
             raise UsageError("the ground truth is not complete; run the same command without --collect")
 
-    def refuse_skipped(self, methods: Iterable[Method]) -> None:
-        """Before anything is retrained."""
-        for method in methods:
-            if reason := method.skip(self.task):
-                raise UsageError(f"{method.name} cannot run on {self.task.name}: {reason}")
-
     def method(self, name: str, /, **options: Any) -> Method:
         """With the task's own settings, then the experiment's, then these; of two, those chosen for raw scores."""
         return variants_of(MethodSpec(name, options, label=name), self.task, self.options, self.settings)[0].method
@@ -145,9 +140,8 @@ class SettingsGrid:
         scorers = [self.scorer(method) for method in methods]
         units = [unit for scorer in scorers if not why_diverged(scorer) for unit in scorer.missing(self.plans)]
         if units:
-            name = f"{self.task.name} settings"
-            report = run_units(units, self.store, name=name, progress=self.execution.progress, **{**ONCE, **jobs})
-            self.failed |= report.failed
+            jobs = {"name": f"{self.task.name} settings", "progress": self.execution.progress, **ONCE, **jobs}
+            self.failed |= run_units(units, self.store, **jobs).failed
 
     def predictions(self, scorer: Scorer) -> list[Prediction]:
         """One a plan. What ran away once is not tried again: it would, and in the same words."""
@@ -179,20 +173,17 @@ class SettingsGrid:
         return without_nan({**cell, **cost_of(predictions[0].record), "traces": traces_of(scorer)})
 
     def describe(self) -> dict[str, Any]:
-        experiment = self.session.experiment
-        question = self.session.question(*self.block)
+        experiment, plan = self.session.experiment, self.plans[0]
         return {
             "split": experiment.query_split,
             "stream": experiment.stream,
-            "num_queries": len(question.query_indices()),
+            "num_queries": len(self.session.question(*self.block).query_indices()),
             "task": self.task.name,
             "protocol": self.task.protocol,
-            "alpha": self.plans[0].alpha if len(self.plans) == 1 else [plan.alpha for plan in self.plans],
+            "alpha": plan.alpha if len(self.plans) == 1 else [plan.alpha for plan in self.plans],
             "alpha_attribution": self.alpha_attribution,
             "seed": self.seed,
-            "num_subsets": self.plans[0].num_subsets,
-            "replicates": self.plans[0].replicates,
-            "replicated_subsets": self.plans[0].replicated_subsets,
+            **{name: getattr(plan, name) for name in ("num_subsets", "replicates", "replicated_subsets")},
             **({"scheme": experiment.scheme} if experiment.scheme != "fixed" else {}),
             **({"reference": self.reference} if self.reference != FULL else {}),
             "task_config": self.task.config,
@@ -319,12 +310,10 @@ def try_settings(blocks: Sequence[Any], name: str, options: dict[str, Any]) -> T
 # ---- the choice ----
 
 
-def defined(tried: Sequence[Tried], kind: str) -> list[Tried]:
-    return [one for one in tried if math.isfinite(math.nan if (lds := one.lds[kind]) is None else lds)]
-
-
-def best_of(tried: Sequence[Tried], kind: str) -> Tried | None:
-    return max(defined(tried, kind), key=lambda one: one.lds[kind] or 0.0, default=None)
+def best_first(tried: Sequence[Tried], kind: str) -> list[Tried]:
+    """Those that have an LDS; of equal ones, in the order that they were tried."""
+    defined = [(lds, one) for one in tried if (lds := one.lds[kind]) is not None and math.isfinite(lds)]
+    return [one for _, one in sorted(defined, key=lambda pair: -pair[0])]
 
 
 Truth = tuple[np.ndarray, metrics.GroupCounts | None]  # losses of a block, and its groups' counts
@@ -332,10 +321,10 @@ Truth = tuple[np.ndarray, metrics.GroupCounts | None]  # losses of a block, and 
 
 def choose(tried: Sequence[Tried], truths: Sequence[Truth], kind: str) -> dict[str, Any] | None:
     """The cheapest of those that cannot be told from the best; None where no setting has a score."""
-    best = best_of(tried, kind)
-    if best is None:
+    ranked = best_first(tried, kind)
+    if not ranked:
         return None
-    others = [one for one in defined(tried, kind) if one is not best]
+    best, *others = ranked
     behind = clearly_behind(others, best, truths, kind)
     ties = [best, *(one for one, is_behind in zip(others, behind, strict=True) if not is_behind)]
     least = min(one.seconds for one in ties)
@@ -382,7 +371,7 @@ def tune_method(blocks: Sequence[Any], name: str, tries: int) -> dict[str, Any]:
     num_in_grid = len(tried)
     while len(tried) < num_in_grid + FURTHER:
         settings = [one.options for one in tried]
-        best = filter(None, (best_of(tried, kind) for kind in CHOSEN_BY))
+        best = [ranked[0] for kind in CHOSEN_BY if (ranked := best_first(tried, kind))]
         edge = next((options for one in best for options in beyond(method, one.options, settings)), None)
         if edge is None:
             break
@@ -499,6 +488,12 @@ def read_grid(texts: Sequence[str] | None, method: str) -> dict[str, list[Any]]:
     return grid
 
 
+def refuse_skipped(method: Method, task: Task) -> None:
+    """Before anything is retrained."""
+    if reason := method.skip(task):
+        raise UsageError(f"{method.name} cannot run on {task.name}: {reason}")
+
+
 def run_sweep(arguments: argparse.Namespace) -> Outcome:
     """Every cell on `tune`; the best by raw LDS, and the best by normalised, once more on `report`."""
     one_of_each(arguments, "alpha", "alpha_attribution", "seeds")
@@ -517,7 +512,7 @@ def run_sweep(arguments: argparse.Namespace) -> Outcome:
     combinations = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     methods = [tuning.method(name, **chosen) for chosen in combinations]
     check_named({name, methods[0].name}, tuning.task.name, experiment.options)
-    tuning.refuse_skipped(methods[:1])
+    refuse_skipped(methods[0], tuning.task)
     tuning.retrain()
     tuning.prepare(methods)
     shown = bar(methods, desc="cells", unit="cell", delay=2, leave=False)
@@ -554,7 +549,8 @@ def run_budget(arguments: argparse.Namespace) -> Outcome:
     variants = build_variants(experiment.methods, grid.task, experiment.options, experiment.settings)
     if others := [one.label for one in variants if one.method.name not in BUDGET_METHODS]:
         raise UsageError(f'--methods has "{others[0]}"; expected variants of {" or ".join(BUDGET_METHODS)}')
-    grid.refuse_skipped(variant.method for variant in variants)
+    for variant in variants:
+        refuse_skipped(variant.method, grid.task)
     check_out(arguments.out)
     grid.retrain()
     curves: list[dict[str, Any]] = []
@@ -578,17 +574,6 @@ def run_budget(arguments: argparse.Namespace) -> Outcome:
     return Outcome(grid, result, path, show_budget(result), remarks=remarks, problems=problems)
 
 
-def score_of(result: metrics.LDS) -> dict[str, float]:
-    return {"lds": result.lds, "ci_low": result.ci_low, "ci_high": result.ci_high}
-
-
-def round_lengths(num_chains: int, num_draws: int) -> list[int]:
-    """Draws a chain that make 1, 2 or 5 times a power of ten in all, or nearly, and the whole run."""
-    totals = [digit * 10**power for power in range(1, 9) for digit in (1, 2, 5)]
-    lengths = {round(total / num_chains) for total in totals}
-    return sorted({length for length in lengths if 4 <= length < num_draws} | {num_draws})
-
-
 def bif_curves(grid: Any, method: Any, kinds: Sequence[bool]) -> list[dict[str, Any]]:
     """LDS after more and more draws of one run's stored traces, raw (False) or train-normalised (True)."""
     method = replace(method, keep_traces=True)
@@ -605,7 +590,10 @@ def bif_curves(grid: Any, method: Any, kinds: Sequence[bool]) -> list[dict[str, 
         {"axis": "draws", "normalised": kind, "options": method.config, "points": []} for kind in kinds
     ]
     num_chains, num_draws = traces.shape[:2]
-    for length in bar(round_lengths(num_chains, num_draws), desc="draws", unit="length", delay=2, leave=False):
+    # Draws a chain that make 1, 2 or 5 times a power of ten in all, or nearly, and the whole run.
+    lengths = {round(digit * 10**power / num_chains) for power in range(1, 9) for digit in (1, 2, 5)}
+    lengths = {length for length in lengths if 4 <= length < num_draws} | {num_draws}
+    for length in bar(sorted(lengths), desc="draws", unit="length", delay=2, leave=False):
         part = traces[:, :length]
         cross, _, scale = covariance(part[..., num_train:], part[..., :num_train], method.centring)
         share = (method.burn_in + length) / (method.burn_in + num_draws)
@@ -614,7 +602,7 @@ def bif_curves(grid: Any, method: Any, kinds: Sequence[bool]) -> list[dict[str, 
         for curve in curves:
             scores = -cross / scale.clamp(min=1e-30) if curve["normalised"] else -cross
             result = metrics.linear_datamodelling_score(losses, subset_sums(masks, scores.numpy()))
-            curve["points"].append(spent | score_of(result))
+            curve["points"].append(spent | {name: getattr(result, name) for name in ("lds", "ci_low", "ci_high")})
     return curves
 
 
@@ -651,24 +639,18 @@ def show_sweep(result: dict[str, Any]) -> str:
     chains = any(cell.get("rhat") is not None for cell in result["cells"])
     header = [*options, "LDS", "95 % interval", "normalised", *(["R-hat", "ESS"] if chains else []), "seconds"]
     ordered = sorted(result["cells"], key=lambda cell: -(cell["lds"] if cell["lds"] is not None else -math.inf))
-    rows = [
-        [
-            *(setting_text(cell[option]) for option in options),
-            number(cell["lds"]) if cell["lds"] is not None else "NaN",
-            interval(cell["ci_low"], cell["ci_high"]) if cell.get("ci_low") is not None else "-",
-            number(cell.get("lds_normalised")),
-            *([number(cell.get("rhat")), number(cell.get("ess"), 0)] if chains else []),
-            number(cell.get("seconds"), 1),
-        ]
-        for cell in ordered
-    ]
+    rows = []
+    for cell in ordered:
+        lds = number(cell["lds"]) if cell["lds"] is not None else "NaN"
+        ends = interval(cell["ci_low"], cell["ci_high"]) if cell.get("ci_low") is not None else "-"
+        mixing = [number(cell.get("rhat")), number(cell.get("ess"), 0)] if chains else []
+        measured = [lds, ends, number(cell.get("lds_normalised")), *mixing, number(cell.get("seconds"), 1)]
+        rows.append([*(setting_text(cell[option]) for option in options), *measured])
     lines = [
         f"{result['method']} on {result['task']}, protocol {result['protocol']}, alpha {result['alpha']:g} of "
         f"{result['alpha_attribution']:g}, seed {result['seed']}: {result['num_subsets']} subsets, "
-        f"{result['num_queries']} {result['split']} queries",
-        "",
-        table(header, rows, left=len(options)),
-        "",
+        f"{result['num_queries']} {result['split']} queries\n",
+        table(header, rows, left=len(options)) + "\n",
     ]
     for name, best in result["best_on_report"].items():
         chosen = ", ".join(f"{option} {setting_text(best[option])}" for option in options)
@@ -679,18 +661,13 @@ def show_sweep(result: dict[str, Any]) -> str:
 
 
 def show_budget(result: dict[str, Any]) -> str:
-    rows = [
-        [
-            curve["label"],
-            "train-normalised" if curve["normalised"] else "raw",
-            f"{point['value']} {curve['axis']}",
-            number(point["seconds"], 1),
-            number(point["lds"]),
-            interval(point["ci_low"], point["ci_high"]),
-        ]
-        for curve in result["curves"]
-        for point in curve["points"]
-    ]
+    rows = []
+    for curve in result["curves"]:
+        kind = "train-normalised" if curve["normalised"] else "raw"
+        for point in curve["points"]:
+            lds = [number(point["lds"]), interval(point["ci_low"], point["ci_high"])]
+            spent = [f"{point['value']} {curve['axis']}", number(point["seconds"], 1)]
+            rows.append([curve["label"], kind, *spent, *lds])
     return table(["method", "scores", "budget", "seconds", "LDS", "95 % interval"], rows, left=2)
 
 

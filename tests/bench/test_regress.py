@@ -115,11 +115,8 @@ def world() -> World:
     return World()
 
 
-def test_an_unchanged_method_passes(world: World) -> None:
+def test_an_unchanged_method_passes_and_broken_scores_are_caught(world: World) -> None:
     assert [seed for seed in range(40) if world.failed(world.sample(world.scores(seed)))] == []
-
-
-def test_broken_scores_are_caught(world: World) -> None:
     for seed in range(20):
         generator, scores = np.random.default_rng([seed, 2]), world.scores(seed)
         assert "agreement" in world.failed(world.sample(-scores))
@@ -135,27 +132,16 @@ def test_twice_the_noise_is_caught(world: World) -> None:
         assert "agreement" in world.failed(*samples)
 
 
-def test_a_method_without_an_opinion_on_some_queries_loses_their_lds(world: World) -> None:
-    """Left out of the paired interval, undefined queries count as 0 on both sides of the comparison."""
+def test_each_check_catches_its_own(world: World) -> None:
     scores = world.scores(0)
-    scores[: NUM_QUERIES // 2] = 0.5
-    assert "lds" in world.failed(world.sample(scores))
-
-
-def test_fewer_draws_than_recorded_are_caught(world: World) -> None:
-    half = world.sample(world.scores(0), diagnostics={"num_draws": 200})
-    assert world.failed(half) == {"draws"}
-    assert world.failed(world.sample(world.scores(0), diagnostics={})) == {"draws"}
-
-
-def test_scores_that_are_not_finite_are_caught(world: World) -> None:
-    scores = world.scores(0)
+    for diagnostics in ({"num_draws": 200}, {}):
+        assert world.failed(world.sample(scores, diagnostics=diagnostics)) == {"draws"}
+    assert world.failed(world.sample(scores, lds_normalised=None)) == {"lds-normalised"}
+    # Undefined queries are left out of the paired interval; they count as 0 on both sides of the comparison.
+    silent = np.where(np.arange(NUM_QUERIES)[:, None] < NUM_QUERIES // 2, 0.5, scores)
+    assert "lds" in world.failed(world.sample(silent))
     scores[3, 4] = np.nan
     assert world.failed(world.sample(scores)) == {"finite"}
-
-
-def test_a_lost_train_scale_is_caught(world: World) -> None:
-    assert world.failed(world.sample(world.scores(0), lds_normalised=None)) == {"lds-normalised"}
 
 
 # ---- cost ----
@@ -197,9 +183,7 @@ def test_a_busy_machine_is_a_warning_and_never_a_failure(world: World) -> None:
     # One quiet timing among them is enough to convict, and one fine timing to clear, whatever the others were.
     assert judge_cost(busy, world.reference, Stopwatch(busy, timing(25.0), busy)).state == "FAIL"
     assert judge_cost(timing(25.0), world.reference, Stopwatch(busy, timing(12.0, busy="x"))).state == "pass"
-
-
-def test_busy_timings_of_the_baseline_do_not_count_where_there_are_quiet_ones(world: World) -> None:
+    # Of the baseline's own timings, busy ones do not count where there are quiet ones.
     timings = [timing(30.0, busy="x")] * 9 + [timing(10.0)] * 3
     record = {**world.reference.record, "values": {"timing": [one.as_recorded() for one in timings]}}
     assert usual_cost(replace(world.reference, record=record)) == pytest.approx(10.0)
@@ -259,17 +243,24 @@ def test_broken_methods_fail_with_the_reason(mine: Path, capsys: pytest.CaptureF
     assert re.fullmatch(r"RuntimeError: no luck \(.*broken\.py:\d+\)", failures["digits.raising", "run"])
 
 
-def test_what_is_missing_or_damaged_is_one_line(mine: Path, refused: Callable[..., str]) -> None:
-    damaged = mine / "damaged"
-    shutil.copytree(PACKAGED, damaged)
+def test_what_is_missing_damaged_or_old_is_one_line(
+    mine: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged, old = mine / "damaged", mine / "old"
+    for folder in (damaged, old):
+        shutil.copytree(PACKAGED, folder)
     (damaged / "digits-gradsim.safetensors").write_bytes(b"nothing")
+    (old / "digits.json").write_text((old / "digits.json").read_text().replace(BASELINE_FORMAT, "tda-bench gate 1"))
     for arguments, text in (
         (["--baseline", "nowhere"], "no baseline in nowhere; `python -m bench.regress --update --baseline nowhere`"),
         (["--methods", "broken:Flipped"], "no baseline of broken:Flipped on digits"),
         (["--methods", "broken:Nobody"], '"broken:Nobody": the module broken has no class Nobody'),
         (["--baseline", str(damaged), "--task", "digits", "--methods", "gradsim"], "digits-gradsim.safetensors"),
+        (["--baseline", "old"], "record it again with --update"),
     ):
         assert text in refused(main, arguments)
+    monkeypatch.setattr(command, "PACKAGED", mine / "site-packages" / "bench" / "regress" / "baseline")
+    assert "name a folder with --baseline DIR" in refused(main, ["--update"])
 
 
 def test_a_slow_method_fails_and_a_label_names_what_its_baseline_is_of(
@@ -279,29 +270,12 @@ def test_a_slow_method_fails_and_a_label_names_what_its_baseline_is_of(
     monkeypatch.setattr("bench.regress.COST_REPEATS", 0)
     slow = ["--methods", "slow=tests.helpers.bad_methods:Slow@times=12", "--task", "digits", "--baseline", "gate"]
     assert main(slow) == 1
-    said = capsys.readouterr().out
-    assert "lds             pass" in said
-    assert "cost            FAIL" in said
+    states = {line.split()[2]: line.split()[3] for line in capsys.readouterr().out.splitlines() if "slow" in line}
+    assert (states["lds"], states["cost"]) == ("pass", "FAIL")
     chosen = command.chosen_methods(
         command.make_parser().parse_args(["--methods", "bif"]), PACKAGED, load_task("digits")
     )
     assert [(label, method.config["draws"]) for label, method in chosen] == [("bif", 100)]
-
-
-def test_recording_into_the_installed_package_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(command, "PACKAGED", tmp_path / "site-packages" / "bench" / "regress" / "baseline")
-    assert main(["--update"]) == 2
-    assert "name a folder with --baseline DIR" in capsys.readouterr().err
-
-
-def test_a_baseline_of_an_older_gate_says_what_to_do(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.copytree(PACKAGED, mine / "old")
-    record = mine / "old" / "digits.json"
-    record.write_text(record.read_text().replace(BASELINE_FORMAT, "tda-bench gate 1"))
-    assert main(["--baseline", "old"]) == 2
-    assert "record it again with --update" in capsys.readouterr().err
 
 
 def test_the_recorded_baseline_is_small_and_sound() -> None:

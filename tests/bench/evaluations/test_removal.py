@@ -1,6 +1,5 @@
 """Removal curves and brittleness: planted truths on an exact logistic regression, intervals by simulation."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -74,11 +73,17 @@ def test_a_duplicate_of_the_query_is_removed_first_and_matters_most(cache: str) 
     assert by["kfac", 6] > by["kfac", 1] > by[SAME_CLASS, 1], "more removed hurts more, and the class is not enough"
 
 
-def test_pairs_share_the_reference_and_controls_stand_in_every_column(cache: str, tmp_path: Path) -> None:
-    out = small_removal(cache, "--scores", "both")
-    path = out.save(tmp_path, "python -m bench.evaluations removal")
-    assert path.parent.name == out.run_id
+def test_the_command_pairs_share_the_reference_and_controls_stand_in_every_column(
+    cache: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*WORDS, "--methods", "gradsim", "kfac", "random", "--scores", "both", "--cache", cache]
+    assert main(["removal", *words, "--out", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("*/answers.json")
     record = read_record(path, AnswersRecord)
+    assert path.parent.name == record["run_id"]
+    assert f"run {record['run_id']}" in capsys.readouterr().out
+    assert record["command"].startswith("python -m bench.evaluations removal --task")
+    assert record["code"]
     pair = next(p for p in record["pairs"] if (p["label"], p["against"], p["size"]) == ("gradsim", "kfac", 6))
     values = {(r["label"], r["size"], r["normalised"]): r["value"] for r in record["rows"]}
     assert pair["difference"] == pytest.approx(values["gradsim", 6, False] - values["kfac", 6, False], abs=1e-6)
@@ -147,19 +152,6 @@ def test_mean_change_without_shared_models_is_students() -> None:
     assert mean_change(np.array([np.nan, 1.0])).num_undefined == 1
     with pytest.raises(ValueError, match="two or more"):
         shared_variance(Shared(np.arange(2), np.zeros((1, 2))), 2)
-
-
-def test_the_command(cache: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["removal", *WORDS, "--methods", "gradsim", "random", "--cache", cache, "--out", str(tmp_path)]
-    assert main(words) == 0
-    printed = capsys.readouterr().out
-    assert "same-class removal" in printed
-    assert "paired difference" in printed
-    (path,) = tmp_path.glob("*/answers.json")
-    record = json.loads(path.read_text())
-    assert record["command"].startswith("python -m bench.evaluations removal --task")
-    assert record["code"]
-    assert f"run {record['run_id']}" in printed
 
 
 # ---- tables ----
