@@ -34,9 +34,9 @@ from bench.methods import Variant
 from bench.records import ANSWERS_FILE, DISTRIBUTIONS, provenance, run_id_of, save_record, versions
 from bench.runner import Session
 from bench.schema import AnswersRecord
+from bench.tables import table
 from retrain.errors import UsageError
 from retrain.safe_files import one_line
-from retrain.subsets import INITIALISATIONS
 from retrain.task import Task
 
 SCORE_CHOICES = {"raw": (False,), "normalised": (True,), "both": (False, True)}  # --scores -> whether normalised
@@ -56,7 +56,6 @@ def add_shared_arguments(parser: argparse.ArgumentParser, queries: bool = True) 
     add = parser.add_argument
     add("--alpha-attribution", nargs="+", type=share, help="share of the training set attributed (default: the task's)")
     add("--seeds", "--seed", nargs="+", type=at_least(0), help="whole experiments to repeat (default: 1)")
-    add("--initialisation", choices=INITIALISATIONS, help="of retrained models: the base model's, or each its own")
     add("--out", default=RUNS, help="where records go, a folder each (default: %(default)s)")
     add_cluster_arguments(parser)
 
@@ -194,6 +193,22 @@ def groups_of(rows: Iterable[dict[str, Any]], *names: str) -> dict[tuple[Any, ..
 def best_first(row: Mapping[str, Any]) -> float:
     """For sorting: what is undefined comes last."""
     return -row["value"] if math.isfinite(row["value"]) else math.inf
+
+
+def signed_interval(row: Mapping[str, Any]) -> str:
+    low, high = (f"{end:+.3f}" if math.isfinite(end) else "-" for end in (row["ci_low"], row["ci_high"]))
+    return f"[{low}, {high}]"
+
+
+def pairs_table(title: str, quantity: str, pairs: Iterable[dict[str, Any]]) -> str:
+    """A line a pair: the first less the second."""
+    lines = []
+    for pair in pairs:
+        undefined = f" ({pair['num_undefined']} undefined)" if pair["num_undefined"] else ""
+        p_value = f"{pair['p_value']:.2g}" if math.isfinite(pair["p_value"]) else "-"
+        names = f"{pair['label']} - {pair['against']}{undefined}"
+        lines.append([names, str(pair["seed"]), f"{pair['difference']:+.3f}", signed_interval(pair), p_value])
+    return table([title, "seed", quantity, "95 % interval", "p"], lines)
 
 
 # ---- scores ----

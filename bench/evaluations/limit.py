@@ -230,62 +230,6 @@ def root_mean_square(values: Sequence[float]) -> float:
     return float(np.sqrt(np.mean(np.square(values))))
 
 
-def slope(points: Sequence[Mapping[str, float]], axis: str) -> float:
-    """Of the distance, both on logarithmic scales."""
-    at, apart = ([one[name] for one in points] for name in (axis, "distance"))
-    return float(np.polyfit(np.log(at), np.log(apart), 1)[0])
-
-
-def make_record(
-    task: LogisticCopies, n_betas: Sequence[float], draws: int, seeds: Sequence[int], store: Store
-) -> dict[str, Any]:
-    expected = task.damped_influence(DAMPING)
-    exact = [
-        {"n_beta": n_beta, "distance": relative_distance(n_beta * task.exact_bif(n_beta, DAMPING), expected)}
-        for n_beta in n_betas
-    ]
-    by_size: dict[tuple[float, int], list[float]] = {}
-    for n_beta, seed in bar(list(itertools.product(n_betas, seeds)), desc="chains", unit="run"):
-        for count, distance in measured(task, n_beta, draws, seed, store).items():
-            by_size.setdefault((n_beta, count), []).append(distance)
-    sampled = [
-        {"n_beta": n_beta, "draws": count, "distance": root_mean_square(apart), "low": min(apart), "high": max(apart)}
-        for (n_beta, count), apart in by_size.items()
-    ]
-    last = [one for one in sampled if one["n_beta"] == max(n_betas)]
-    return {
-        "task": "logistic regression",
-        "description": "Damped logistic regression, 3 parameters",
-        "config": {
-            "regression": asdict(task), "damping": DAMPING, "step_times_precision": STEP_LENGTH, "burn_in": BURN_IN,
-            "thinning": round(1 / STEP_LENGTH), "sampler": "sgld", "gradient": "full batch", "draws_of_a_copy": draws,
-            "seeds": list(seeds),
-        },
-        "exact": exact,
-        "sampled": sampled,
-        "slopes": {
-            "n_beta": {"theory": -1.0, "measured": slope(exact, "n_beta")},
-            "draws": {"theory": -0.5, "measured": slope(last, "draws")},
-        },
-    }  # fmt: skip
-
-
-def limit_table(record: Mapping[str, Any]) -> str:
-    """Distances by n_beta; of several seeds their root mean square, with the smallest and the largest beside it."""
-    most = max(one["draws"] for one in record["sampled"])
-    at_most = {one["n_beta"]: one for one in record["sampled"] if one["draws"] == most}
-    header, lines = ["n_beta", "exact BIF", f"{most:,} draws", f"range of {len(record['config']['seeds'])} seeds"], []
-    for one in record["exact"]:
-        sampled = at_most[one["n_beta"]]
-        ends = interval(sampled["low"], sampled["high"], 4)
-        lines.append([f"{one['n_beta']:g}", number(one["distance"], 4), number(sampled["distance"], 4), ends])
-    found = [f"{record['description']}: relative distance of BIF to the damped influence function"]
-    found.append(table(header, lines, 0))
-    for axis, slopes in record["slopes"].items():
-        found.append(f"slope in {axis}: {slopes['measured']:.2f} measured, {slopes['theory']:.2f} in theory")
-    return "\n".join(found)
-
-
 # ---- the evaluation ----
 
 
@@ -320,9 +264,56 @@ class LimitResult:
 
 def evaluate(arguments: argparse.Namespace) -> LimitResult:
     logging.getLogger().setLevel(logging.ERROR)  # a warning of short chains says nothing here: they are many
-    task, seeds = LogisticCopies(copies=COPIES), sorted(set(arguments.seeds))
-    return LimitResult(make_record(task, N_BETAS, arguments.draws, seeds, Store(arguments.cache)))
+    task, seeds, store = LogisticCopies(copies=COPIES), sorted(set(arguments.seeds)), Store(arguments.cache)
+    expected = task.damped_influence(DAMPING)
+    exact = [
+        {"n_beta": n_beta, "distance": relative_distance(n_beta * task.exact_bif(n_beta, DAMPING), expected)}
+        for n_beta in N_BETAS
+    ]
+    by_size: dict[tuple[float, int], list[float]] = {}
+    for n_beta, seed in bar(list(itertools.product(N_BETAS, seeds)), desc="chains", unit="run"):
+        for count, distance in measured(task, n_beta, arguments.draws, seed, store).items():
+            by_size.setdefault((n_beta, count), []).append(distance)
+    sampled = [
+        {"n_beta": n_beta, "draws": count, "distance": root_mean_square(apart), "low": min(apart), "high": max(apart)}
+        for (n_beta, count), apart in by_size.items()
+    ]
+
+    def slope(points: Sequence[Mapping[str, float]], axis: str) -> float:
+        """Of the distance, both on logarithmic scales."""
+        at, apart = ([one[name] for one in points] for name in (axis, "distance"))
+        return float(np.polyfit(np.log(at), np.log(apart), 1)[0])
+
+    last = [one for one in sampled if one["n_beta"] == max(N_BETAS)]
+    return LimitResult({
+        "task": "logistic regression",
+        "description": "Damped logistic regression, 3 parameters",
+        "config": {
+            "regression": asdict(task), "damping": DAMPING, "step_times_precision": STEP_LENGTH, "burn_in": BURN_IN,
+            "thinning": round(1 / STEP_LENGTH), "sampler": "sgld", "gradient": "full batch",
+            "draws_of_a_copy": arguments.draws, "seeds": seeds,
+        },
+        "exact": exact,
+        "sampled": sampled,
+        "slopes": {
+            "n_beta": {"theory": -1.0, "measured": slope(exact, "n_beta")},
+            "draws": {"theory": -0.5, "measured": slope(last, "draws")},
+        },
+    })  # fmt: skip
 
 
 def show(out: LimitResult) -> str:
-    return limit_table(out.record)
+    """Distances by n_beta; of several seeds their root mean square, with the smallest and the largest beside it."""
+    record = out.record
+    most = max(one["draws"] for one in record["sampled"])
+    at_most = {one["n_beta"]: one for one in record["sampled"] if one["draws"] == most}
+    header, lines = ["n_beta", "exact BIF", f"{most:,} draws", f"range of {len(record['config']['seeds'])} seeds"], []
+    for one in record["exact"]:
+        sampled = at_most[one["n_beta"]]
+        ends = interval(sampled["low"], sampled["high"], 4)
+        lines.append([f"{one['n_beta']:g}", number(one["distance"], 4), number(sampled["distance"], 4), ends])
+    found = [f"{record['description']}: relative distance of BIF to the damped influence function"]
+    found.append(table(header, lines, 0))
+    for axis, slopes in record["slopes"].items():
+        found.append(f"slope in {axis}: {slopes['measured']:.2f} measured, {slopes['theory']:.2f} in theory")
+    return "\n".join(found)

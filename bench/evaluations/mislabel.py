@@ -146,11 +146,6 @@ def show(out: MetricResult) -> str:
         )
         heading = out.heading(f"{out.truth} ({flipped} of them flipped)", seed)
         parts.append(f"{heading}\n{table(header, lines)}\n{legend}")
-    lines = [
-        [f"{pair['label']} - {pair['against']}", str(pair["seed"]), f"{pair['difference']:+.3f}",
-         f"[{pair['ci_low']:+.3f}, {pair['ci_high']:+.3f}]", f"{pair['p_value']:.2g}"]
-        for pair in out.pairs
-        if pair["metric"] == AUC and OWN_LOSS in (pair["label"], pair["against"])
-    ]  # fmt: skip
-    parts.append(table(["paired difference", "seed", "AUC", "95 % interval", "p"], lines))
+    pairs = [pair for pair in out.pairs if pair["metric"] == AUC and OWN_LOSS in (pair["label"], pair["against"])]
+    parts.append(evaluations.pairs_table("paired difference", "AUC", pairs))
     return "\n\n".join(parts)

@@ -6,7 +6,7 @@
 
 For every query, method and size k, the k examples of the most negative score are left out of the attributed ones and a
 model is retrained on the rest, `--replicates` times. The change is the query's loss then, less its loss with nothing
-removed (`--reference` models). Two controls are removed alike: random examples, and random ones of the query's own
+removed (REFERENCE_MODELS of them). Two controls are removed alike: random examples, and random ones of the query's own
 class; a method that cannot beat the second has found the class and no more. Retrains are units of the store: kept,
 resumed, spread over a cluster, and shared by methods that name the same examples.
 """
@@ -24,7 +24,6 @@ from bench.arguments import at_least, fraction
 from bench.evaluations import SCORE_CHOICES, Block, MetricResult, ScoredMethod, best_first, groups_of, measured
 from bench.ground_truth import UnitsFailedError, obtain
 from bench.metrics.removal import Shared, mean_change
-from bench.records import without_nan
 from bench.runner import Session
 from bench.tables import table, tables
 from retrain.errors import UsageError
@@ -32,13 +31,13 @@ from retrain.removal import RemovalPlan, removal_units, stacked
 from retrain.task import classifies
 
 RANDOM_REMOVAL, SAME_CLASS, BRITTLENESS = "random removal", "same-class removal", "brittleness"
-MOST_NUMBERS = 100_000  # of the queries' own changes in a record
 SHARES = (0.001, 0.01, 0.05, 0.1, 0.2)
 # Of brittleness: from one in a thousand to a fifth, by about 1.4 each.
 SMALLEST_SHARES = (
     0.001, 0.0014, 0.002, 0.0028, 0.004, 0.0056, 0.008, 0.011, 0.016, 0.022, 0.032, 0.045, 0.063, 0.089, 0.13, 0.2,
 )  # fmt: skip
 NUM_QUERIES = 100
+REFERENCE_MODELS = 20  # with nothing removed
 CONTROLS = 10  # random sets of every size, and of every class and size
 _CONTROL_STREAM = 31
 RemovalSet = tuple[np.ndarray, int]  # positions removed, how often retrained
@@ -51,14 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shares = " ".join(f"{share:g}" for share in SHARES)
     add("--shares", nargs="+", type=fraction, help=f"of the attributed examples that are removed (default: {shares})")
     add("--replicates", dest="times", type=at_least(1), default=3, help="retrains of every set (default: %(default)s)")
-    unchanged = "models with nothing removed (default: %(default)s)"
-    add("--reference", dest="unchanged", type=at_least(2), default=20, help=unchanged)
     add("--brittleness", action="store_true", help="also find the smallest share that flips each prediction")
 
 
 def evaluate(arguments: argparse.Namespace) -> MetricResult:
     session = evaluations.session_of(arguments, queries=NUM_QUERIES)
-    shares, times, unchanged = tuple(dict.fromkeys(arguments.shares or ())), arguments.times, arguments.unchanged
+    shares, times = tuple(dict.fromkeys(arguments.shares or ())), arguments.times
     n = evaluations.num_attributed(session)
     sizes = evaluations.sizes_of(shares, SHARES, n)
     if arguments.brittleness and not classifies(session.task):
@@ -68,7 +65,7 @@ def evaluate(arguments: argparse.Namespace) -> MetricResult:
     scored = evaluations.score_methods(session)
     retrainers = {block: RemovalRetrainer(session, *block) for block in session.blocks}
     num_queries = len(retrainers[session.blocks[0]].queries)
-    retrains = {"replicates": times, "reference": unchanged}
+    retrains = {"replicates": times, "reference": REFERENCE_MODELS}
     asked = {name: getattr(session.experiment, name) for name in ("query_split", "queries", "initialisation")}
     options = {name: getattr(arguments, name) for name in ("scores", "brittleness")}
     a_set = "one retrain" if times == 1 else f"{times} retrains"
@@ -77,14 +74,13 @@ def evaluate(arguments: argparse.Namespace) -> MetricResult:
         "removal",
         {**retrains, "controls": CONTROLS, **options, "shares": list(shares or SHARES)},
         {**asked, **retrains, "num_queries": num_queries, "num_attributed": n},
-        f"{num_queries} queries, {a_set} a set, {unchanged} with nothing removed, {n:,} attributed examples",
+        f"{num_queries} queries, {a_set} a set, {REFERENCE_MODELS} with nothing removed, {n:,} attributed examples",
     )
     for block, retrainer in retrainers.items():
         methods = scored.get(block, [])
-        curves, reference = removal_curves(retrainer, methods, arguments.scores, sizes, times, unchanged)
-        add_changes(out, retrainer, block, curves, reference)
+        add_changes(out, retrainer, block, *removal_curves(retrainer, methods, arguments.scores, sizes, times))
         if arguments.brittleness:
-            add_brittleness(out, retrainer, block, methods, arguments.scores, times, unchanged)
+            add_brittleness(out, retrainer, block, methods, arguments.scores, times)
     return out
 
 
@@ -153,14 +149,13 @@ Curves = dict[tuple[str, bool], tuple[Mapping[str, Any], dict[int, Arm]]]  # (la
 
 
 def removal_curves(
-    retrainer: RemovalRetrainer, methods: Sequence[ScoredMethod], scores: str, sizes: Sequence[int], times: int,
-    unchanged: int,
-) -> tuple[Curves, Arm]:  # fmt: skip
+    retrainer: RemovalRetrainer, methods: Sequence[ScoredMethod], scores: str, sizes: Sequence[int], times: int
+) -> tuple[Curves, Arm]:
     """Every method's and control's arms, and the models with nothing removed: one batch of jobs."""
     num_queries, n = len(retrainer.queries), len(retrainer.attributed)
     everybody, curves = np.arange(num_queries), Curves()
     nothing = Arm(num_queries)
-    wanted: list[tuple[Arm, np.ndarray, list[RemovalSet]]] = [(nothing, everybody, [(NOTHING, unchanged)])]
+    wanted: list[tuple[Arm, np.ndarray, list[RemovalSet]]] = [(nothing, everybody, [(NOTHING, REFERENCE_MODELS)])]
     for one, normalised, values in evaluations.score_matrices(methods, scores):
         arms = {size: Arm(num_queries, is_shared=False) for size in sizes}
         curves[one.variant.label, normalised] = one.columns, arms
@@ -192,19 +187,17 @@ def removal_curves(
 
 
 def add_changes(out: MetricResult, retrainer: RemovalRetrainer, block: Block, curves: Curves, reference: Arm) -> None:
-    where, changes = evaluations.place_of(retrainer.task, block), dict[str, list[list[float]]]()
+    where = evaluations.place_of(retrainer.task, block)
 
     def at(size: int) -> dict[str, Any]:
         return {"metric": "removal", "at": size / len(retrainer.attributed), "size": size}
 
-    for (label, normalised), (columns, arms) in curves.items():
-        own = changes[f"{label}, normalised" if normalised else label] = []
+    for (_, normalised), (columns, arms) in curves.items():
         for size, arm in arms.items():
             change = arm.losses - reference.losses
             found = mean_change(change, (*arm.shared_by(change), *reference.shared_by(change)))
             kind = {"normalised": normalised, "higher": True}
             out.rows.append(where | dict(columns) | at(size) | kind | measured(found.value, found))
-            own.append([round(float(value), 6) for value in change])
 
     def gap(first: Arm, second: Arm) -> Any:
         change = first.losses - second.losses
@@ -215,8 +208,6 @@ def add_changes(out: MetricResult, retrainer: RemovalRetrainer, block: Block, cu
         out.add_pairs(where | at(size), arms_here, gap)
     # What the controls differ by says nothing of a method.
     out.pairs = [pair for pair in out.pairs if {pair["label"], pair["against"]} != {RANDOM_REMOVAL, SAME_CLASS}]
-    if sum(len(values) for lists in changes.values() for values in lists) <= MOST_NUMBERS:
-        out.detail.setdefault("changes", {})[f"seed {block[0]}, share {block[1]:g}"] = without_nan(changes)
 
 
 # ---- brittleness: the smallest share of the attributed examples that flips a query's prediction, by bisection ----
@@ -252,11 +243,15 @@ class Bisection:
 
 
 def add_brittleness(
-    out: MetricResult, retrainer: RemovalRetrainer, block: Block, methods: Sequence[ScoredMethod], scores: str,
-    times: int, unchanged: int,
-) -> None:  # fmt: skip
-    """Adds rows, pairs and every query's size."""
-    (nothing,) = retrainer.retrain([(NOTHING, unchanged)], "margins", margins=True)
+    out: MetricResult,
+    retrainer: RemovalRetrainer,
+    block: Block,
+    methods: Sequence[ScoredMethod],
+    scores: str,
+    times: int,
+) -> None:
+    """Adds rows and pairs."""
+    (nothing,) = retrainer.retrain([(NOTHING, REFERENCE_MODELS)], "margins", margins=True)
     right = np.flatnonzero(nothing["margins"].mean(axis=0) > 0)
     if len(right) < 2:
         out.problems.append(
@@ -288,14 +283,10 @@ def add_brittleness(
             search.learn(here, flipped)
 
     logs: dict[tuple[str, bool], np.ndarray] = {}
-    detail: dict[str, Any] = {"queries": right.tolist(), "largest_size": sizes[-1], "sizes": {}}
     for one, normalised, search in searches:
-        label, flips = one.variant.label, search.high < len(sizes)
         found = np.array(sizes)[np.minimum(search.high, len(sizes) - 1)]
-        logs[label, normalised] = np.log10(found / n)
-        mean, unflipped = mean_change(logs[label, normalised]), int((~flips).sum())
-        each = [int(size) if flip else None for size, flip in zip(found, flips, strict=True)]
-        detail["sizes"][f"{label}, normalised" if normalised else label] = each
+        logs[one.variant.label, normalised] = shares = np.log10(found / n)
+        mean, unflipped = mean_change(shares), int((search.high == len(sizes)).sum())
         out.rows.append(
             where | one.columns | {"metric": BRITTLENESS, "at": None, "normalised": normalised, "higher": False}
             | {"value": 10**mean.value, "ci_low": 10**mean.ci_low, "ci_high": 10**mean.ci_high}
@@ -304,7 +295,6 @@ def add_brittleness(
         )  # fmt: skip
     what = {"metric": BRITTLENESS, "at": None, "unit": "log10 of the share"}
     out.add_pairs(where | what, logs, lambda first, second: mean_change(first - second))
-    out.detail.setdefault(BRITTLENESS, {})[f"seed {block[0]}, share {block[1]:g}"] = detail
 
 
 # ---- the tables ----
@@ -336,32 +326,18 @@ def show(out: MetricResult) -> str:
         parts.append(text)
         # The largest size at which there is the most to compare: a class may have fewer examples than the largest.
         compared = max(sizes, key=lambda size: (sum((label, size) in cells for label in labels), size))
-        pairs = [pair for pair in all_pairs.get(kind, ()) if pair.get("size") == compared]
-        if pairs:
-            header = [f"paired difference, {compared} removed", "loss", "95 % interval", "p"]
-            parts.append(table(header, [_pair_line(pair) for pair in pairs]))
+        if pairs := [pair for pair in all_pairs.get(kind, ()) if pair.get("size") == compared]:
+            parts.append(evaluations.pairs_table(f"paired difference, {compared} removed", "loss", pairs))
         if flips := [row for row in here if row["metric"] == BRITTLENESS]:
             parts.append(show_brittleness(flips))
     return "\n\n".join(parts)
 
 
 def change_cell(row: dict[str, Any] | None) -> str:
-    return "-" if row is None else f"{row['value']:+.3f} {_signed_interval(row)}{_undefined(row)}"
-
-
-def _pair_line(pair: dict[str, Any]) -> list[str]:
-    p_value = f"{pair['p_value']:.2g}" if math.isfinite(pair["p_value"]) else "-"
-    names = f"{pair['label']} - {pair['against']}{_undefined(pair)}"
-    return [names, f"{pair['difference']:+.3f}", _signed_interval(pair), p_value]
-
-
-def _undefined(row: dict[str, Any]) -> str:
-    return f" ({row['num_undefined']} undefined)" if row["num_undefined"] else ""
-
-
-def _signed_interval(row: dict[str, Any]) -> str:
-    low, high = (f"{end:+.3f}" if math.isfinite(end) else "-" for end in (row["ci_low"], row["ci_high"]))
-    return f"[{low}, {high}]"
+    if row is None:
+        return "-"
+    undefined = f" ({row['num_undefined']} undefined)" if row["num_undefined"] else ""
+    return f"{row['value']:+.3f} {evaluations.signed_interval(row)}{undefined}"
 
 
 def show_brittleness(rows: Sequence[dict[str, Any]]) -> str:

@@ -19,10 +19,7 @@ from bench.ground_truth import GroundTruth
 from bench.records import read_pair, write_pair
 from bench.schema import TruthRecord
 from retrain.errors import UsageError
-from retrain.safe_files import (
-    read_arrays,
-    read_checked,
-)
+from retrain.safe_files import read_arrays, read_checked
 from retrain.source import code_fingerprint
 from retrain.task import Task
 from retrain.units import Plan
@@ -82,18 +79,17 @@ def as_values(values: np.ndarray, where: str, num_subsets: int, num_train: int) 
             "(num_replicates, num_subsets, num_queries) of numbers, and some"
         )
     if values.shape[1] != num_subsets:
-        transposed = (
-            "; one of them looks transposed" if num_subsets in values.shape or num_train in values.shape else ""
-        )
+        looks = num_subsets in values.shape or num_train in values.shape
+        transposed = "; one of them looks transposed" if looks else ""
         raise UsageError(
             f"{where} has {values.shape[1]} subsets (shape {values.shape}), but the masks have {num_subsets} (shape "
             f"({num_subsets}, {num_train})); rows must be subsets, columns queries or training examples{transposed}"
         )
-    for replicate, subset, query in np.argwhere(~np.isfinite(values)):
+    if len(bad := np.argwhere(~np.isfinite(values))):
+        replicate, subset, query = bad[0]
         raise UsageError(
-            f"{where} holds {int((~np.isfinite(values)).sum())} values that are NaN or infinite, the first at "
-            f"replicate {replicate}, subset {subset}, query {query}; expected finite ones: leave that query or that "
-            "subset out"
+            f"{where} holds {len(bad)} values that are NaN or infinite, the first at replicate {replicate}, subset "
+            f"{subset}, query {query}; expected finite ones: leave that query or that subset out"
         )
     return values.astype(np.float32)
 
@@ -137,21 +133,16 @@ def write_truth(folder: Path, truth: GroundTruth) -> str:
         arrays |= {"losses": losses[:1], "further_losses": losses[1:, further], "further_subsets": further}
     indices = {"train_indices": truth.train_indices, "query_indices": truth.query_indices}
     arrays |= {name: values.astype(np.int64) for name, values in indices.items() if values is not None}
-    num_replicates, num_subsets, num_queries = losses.shape
-    sizes = {
-        "num_subsets": num_subsets, "num_train": truth.masks.shape[1], "num_queries": num_queries,
-        "num_replicates": num_replicates,
-    }  # fmt: skip
-    return write_pair(folder / "truth", TRUTH_FORMAT, arrays, {**sizes, **truth.record})
+    sizes = dict(zip(("num_replicates", "num_subsets", "num_queries"), losses.shape, strict=True))
+    known = {**sizes, "num_train": truth.masks.shape[1], **truth.record}
+    return write_pair(folder / "truth", TRUTH_FORMAT, arrays, known)
 
 
 def read_truth(folder: str | Path) -> GroundTruth:
     """Verified: the checksum, every shape, and that nothing is NaN."""
     path = Path(folder) / "truth.safetensors"
     if not path.with_suffix(".json").exists():
-        raise UsageError(
-            f"{folder} has no truth.json; expected a folder made by `tda-bench truth export` or `... import`"
-        )
+        raise UsageError(f"{folder} has no truth.json; expected a folder made by `tda-bench truth` export or import")
     record, arrays = read_pair(Path(folder) / "truth", TRUTH_FORMAT, TruthRecord)
     if missing := {"masks", "losses"} - set(arrays):
         raise UsageError(f"{path} lacks {', '.join(sorted(missing))}")
@@ -211,11 +202,8 @@ def torch_array(path: str) -> np.ndarray:
     import torch
 
     rebuild = np.zeros(1).__reduce__()[0]
-    allowed = [
-        np.ndarray,
-        np.dtype,
-        *(type(np.dtype(kind)) for kind in ("?", "i1", "u1", "i4", "i8", "f2", "f4", "f8")),
-    ]
+    kinds = (type(np.dtype(kind)) for kind in ("?", "i1", "u1", "i4", "i8", "f2", "f4", "f8"))
+    allowed = [np.ndarray, np.dtype, *kinds]
     named = [(rebuild, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
     try:
         with torch.serialization.safe_globals([*allowed, *named]):  # type: ignore[list-item]
