@@ -196,7 +196,8 @@ def add_changes(out: MetricResult, retrainer: RemovalRetrainer, block: Block, cu
         for size, arm in arms.items():
             change = arm.losses - reference.losses
             found = mean_change(change, (*arm.shared_by(change), *reference.shared_by(change)))
-            kind = {"normalised": normalised, "higher": True}
+            median = float(np.nanmedian(change)) if np.isfinite(change).any() else math.nan
+            kind = {"normalised": normalised, "higher": True, "median": median}
             out.rows.append(where | dict(columns) | at(size) | kind | measured(found.value, found))
 
     def gap(first: Arm, second: Arm) -> Any:
