@@ -22,6 +22,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from bench.arguments import Parser, run_cli
@@ -109,7 +110,7 @@ def verify(store: Store, arguments: argparse.Namespace) -> int:
 def prune(store: Store, arguments: argparse.Namespace) -> int:
     """Deletes entries, what was quarantined, or the logs of batches that nobody is at; asks before it does."""
     infos: list[EntryInfo] = []
-    folders = []
+    folders: list[Path] = []
     if arguments.what == "quarantine":
         folders = list((store.root / QUARANTINE).glob("*"))
     elif arguments.what == "logs":

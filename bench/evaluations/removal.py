@@ -170,7 +170,7 @@ def removal_curves(
     if classifies(retrainer.task):
         train_labels = retrainer.task.train_data.targets.numpy()[retrainer.attributed]
         query_labels = retrainer.task.query_data.targets.numpy()[retrainer.queries]
-        by_size = controls[SAME_CLASS] = {}
+        by_size = controls[SAME_CLASS] = dict[int, Arm]()
         for size, label in itertools.product(sizes, np.unique(query_labels).tolist()):
             members = [order[train_labels[order] == label][:size] for order in orders]
             if len(members[0]) == size:  # a class may have fewer than that

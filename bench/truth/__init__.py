@@ -107,7 +107,7 @@ def score_files(
         raise UsageError(f'the recorded predictions of "{strange}" have another shape than the losses, {losses.shape}')
     pairs = list(itertools.combinations([*made, *rivals], 2))
     ceiling, results, differences = compute_metrics(truth.losses, truth.present, losses, {**made, **rivals}, pairs)
-    rows, methods, problems = [], [], []
+    rows, methods, problems = list[dict[str, Any]](), list[dict[str, Any]](), list[str]()
     for (label, path), (key, prediction) in zip(files.items(), made.items(), strict=True):
         result = results[key]
         about = {"method": label, "label": label, **GIVEN, "normalised": False, "num_replicates": num_replicates}
