@@ -120,7 +120,7 @@ def two(masks: np.ndarray) -> np.ndarray:
         (lambda m: m, with_nan, "replicate 0, subset 3, query 2"),
         (two, lambda v: v, "holds 2"),
         (lambda m: m[:2], lambda v: v[:2], "2 subsets"),
-        (lambda m: m, lambda v: v.astype(object), "pickled"),
+        (lambda m: m, lambda v: v.astype(object), "no sound .npy"),
     ],
 )
 def test_bad_arrays_are_refused_in_one_line(
