@@ -240,6 +240,7 @@ GIB = 2**30
 SIZE = Size(num_train=50_000, num_attributed=5000, num_queries=10_000, num_parameters=2_000_000, device=CPU)
 
 NUMBERS: dict = {"draws": 100, "step_size": 1e-5, "n_beta": 200.0, "gamma": 1e4}
+FEW = Planted(num_train=50, num_queries=5)
 
 
 # ---- what there is ----
@@ -399,10 +400,10 @@ def losses_of(bench: Workbench, number: int) -> Tensor:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_chain_is_the_same_after_another_on_one_workbench(way: dict, tmp_path: Path) -> None:
-    method, task = replace(METHOD, **way), Planted(num_train=50, num_queries=5)
-    used = workbench(method, task, "cpu", tmp_path)
+    method = replace(METHOD, **way)
+    used = workbench(method, FEW, "cpu", tmp_path)
     losses_of(used, 0)
-    assert torch.equal(losses_of(used, 1), losses_of(workbench(method, task, "cpu", tmp_path), 1))
+    assert torch.equal(losses_of(used, 1), losses_of(workbench(method, FEW, "cpu", tmp_path), 1))
 
 
 @pytest.mark.cuda
@@ -410,12 +411,12 @@ def test_a_chain_is_the_same_after_another_on_one_workbench(way: dict, tmp_path:
 def test_a_captured_step_gives_the_bits_of_a_plain_one(
     way: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    method, task = replace(METHOD, **way), Planted(num_train=50, num_queries=5)
-    captured = workbench(method, task, "cuda", tmp_path)
+    method = replace(METHOD, **way)
+    captured = workbench(method, FEW, "cuda", tmp_path)
     assert captured._whole_step.has_graph
     start = captured.losses().clone()
     monkeypatch.setattr("baselines.bif.passes._capture", lambda *_: None)
-    plain = workbench(method, task, "cuda", tmp_path)
+    plain = workbench(method, FEW, "cuda", tmp_path)
     assert torch.equal(start, plain.losses()), "capturing leaves the chain at the checkpoint"
     for number in (0, 1):
         assert torch.equal(losses_of(captured, number), losses_of(plain, number))
@@ -424,8 +425,8 @@ def test_a_captured_step_gives_the_bits_of_a_plain_one(
 @pytest.mark.cuda
 @pytest.mark.parametrize("way", WAYS)
 def test_a_captured_chain_goes_on_from_where_it_was_saved(way: dict, tmp_path: Path) -> None:
-    method, task = replace(METHOD, **way), Planted(num_train=50, num_queries=5)
-    bench = workbench(method, task, "cuda", tmp_path)
+    method = replace(METHOD, **way)
+    bench = workbench(method, FEW, "cuda", tmp_path)
     whole = losses_of(bench, 1)
     chain = Chain(bench, 3, 1)
     for _ in zip(range(8), chain.draws(), strict=False):
@@ -442,7 +443,7 @@ def test_a_captured_chain_goes_on_from_where_it_was_saved(way: dict, tmp_path: P
 @pytest.mark.cuda
 def test_a_captured_workbench_is_freed_when_nobody_holds_it(tmp_path: Path) -> None:
     """Gigabytes of examples would wait for the next garbage collection."""
-    bench = workbench(METHOD, Planted(num_train=50, num_queries=5), "cuda", tmp_path)
+    bench = workbench(METHOD, FEW, "cuda", tmp_path)
     seen = [weakref.ref(bench), weakref.ref(bench.losses), weakref.ref(bench.gradient)]
     gc.disable()
     try:
@@ -457,7 +458,7 @@ def test_what_cannot_be_captured_runs_without_a_graph(tmp_path: Path) -> None:
     task = Reading(num_train=50, num_queries=5)
     bench = workbench(METHOD, task, "cuda", tmp_path)
     assert not bench._whole_step.has_graph
-    expected = losses_of(workbench(METHOD, Planted(num_train=50, num_queries=5), "cuda", tmp_path), 1)
+    expected = losses_of(workbench(METHOD, FEW, "cuda", tmp_path), 1)
     torch.testing.assert_close(losses_of(bench, 1), expected)
 
 

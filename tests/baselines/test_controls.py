@@ -40,9 +40,8 @@ class TestRepSim:
 
     def test_the_query_itself_comes_first(self, scratch: Path, language: TinyLM) -> None:
         for task in (load_task("digits", num_train=60), language):
-            queries = task.train_data.select([11, 3])
+            asked = ask(task, task.build_model(0).eval(), task.train_data, task.train_data.select([11, 3]), scratch)
             for options in ({}, {"centred": True}, {"pooling": "last"}):
-                asked = ask(task, task.build_model(0).eval(), task.train_data, queries, scratch)
                 scores = load_method("repsim", **options).score(asked, None).scores
                 assert scores.argmin(1).tolist() == [11, 3]
                 torch.testing.assert_close(scores.min(1).values, -torch.ones(2))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from baselines.datamodel import Datamodel, normal_scores
-from baselines.method import Attribution, Method, Problem, Retrained, Size, load_method
+from baselines.method import Method, Problem, Retrained, Size, load_method
 from baselines.support import subset_regression
 from baselines.support.nested import nested_method, nested_text
 from baselines.support.subset_data import SubsetData
@@ -17,6 +17,7 @@ from retrain.errors import UsageError
 from retrain.subsets import masks as draw
 from tests.helpers.planted import Planted
 from tests.helpers.problems import CPU, problem_of
+from tests.helpers.problems import run as answer
 
 EXAMPLES, QUERIES = 120, 30
 
@@ -103,25 +104,19 @@ class TestRegression:
         for other in made[1:]:
             torch.testing.assert_close(other, made[0], rtol=1e-3, atol=1e-3)
 
-    def test_both_ways_round_give_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_it_is_the_same_either_way_round_and_in_blocks_of_queries(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """m x m, or n x n where there are more subsets than examples."""
         kept, losses, weights = planted(200)
-        prior = guess(weights, 1.0)
-        one = regress(kept, losses, {"p": prior}, device=CPU)
-        monkeypatch.setattr(
-            "baselines.support.subset_data.SubsetData.spectrum",
-            lambda data, covariance, identity: data._by_subsets(covariance, identity),
-        )
-        other = regress(kept, losses, {"p": prior}, device=CPU)
+        prior = {"p": guess(weights, 1.0)}
+        one = regress(kept, losses, prior, device=CPU)
+        with monkeypatch.context() as patch:
+            patch.setattr("baselines.support.subset_data.BLOCK_BYTES", 7 * 8 * EXAMPLES)
+            torch.testing.assert_close(regress(kept, losses, prior, device=CPU).weights, one.weights)
+        by_subsets = lambda data, covariance, identity: data._by_subsets(covariance, identity)  # noqa: E731
+        monkeypatch.setattr("baselines.support.subset_data.SubsetData.spectrum", by_subsets)
+        other = regress(kept, losses, prior, device=CPU)
         torch.testing.assert_close(one.weights, other.weights, rtol=1e-4, atol=1e-5)
         assert one.diagnostics["log_evidence"] == pytest.approx(other.diagnostics["log_evidence"], rel=1e-6)
-
-    def test_blocks_of_queries_change_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        kept, losses, weights = planted(50)
-        prior = torch.from_numpy(weights).float()
-        whole = regress(kept, losses, {"p": prior}, device=CPU)
-        monkeypatch.setattr("baselines.support.subset_data.BLOCK_BYTES", 7 * 8 * EXAMPLES)
-        torch.testing.assert_close(regress(kept, losses, {"p": prior}, device=CPU).weights, whole.weights)
 
     def test_constant_queries_and_empty_priors_are_no_trouble(self) -> None:
         kept, losses, weights = planted(50)
@@ -136,7 +131,7 @@ class TestRegression:
         torch.testing.assert_close(empty, regress(kept, losses, device=CPU).weights)
 
     @pytest.mark.parametrize("num_subsets", [40, 400])
-    def test_a_given_covariance_is_used_where_it_is_likelier(self, num_subsets: int) -> None:
+    def test_a_given_covariance_is_used_where_it_is_likelier_and_nonsense_is_left_out(self, num_subsets: int) -> None:
         kept, losses, weights = planted(num_subsets)
         prior = guess(weights, 6.0)
         own = torch.from_numpy(weights.T @ weights)
@@ -147,15 +142,9 @@ class TestRegression:
         assert agreement(given.weights, weights) > agreement(alone.weights, weights) + 0.01
         assert both.diagnostics["prior_covariance"] == "train"
         assert torch.equal(both.weights, given.weights)
-
-    @pytest.mark.parametrize("num_subsets", [40, 400])
-    def test_what_is_no_covariance_is_left_out(self, num_subsets: int) -> None:
-        kept, losses, weights = planted(num_subsets)
-        prior = torch.from_numpy(weights).float()
         nonsense = torch.from_numpy(np.random.default_rng(4).normal(size=(EXAMPLES, EXAMPLES)))
-        alone = regress(kept, losses, {"p": prior}, device=CPU)
-        both = regress(kept, losses, {"p": prior}, {"queries": None, "train": nonsense}, device=CPU)
-        assert torch.equal(alone.weights, both.weights)
+        beside = regress(kept, losses, {"p": prior}, {"queries": None, "train": nonsense}, device=CPU)
+        assert torch.equal(alone.weights, beside.weights)
 
     def test_queries_that_are_alike_share_strength(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Six kinds of queries, and a prior that knows the kinds well and their weights badly."""
@@ -193,10 +182,6 @@ def problem(task: Planted, folder: Path, retrained: Retrained | None) -> Problem
     return problem_of(task, folder, seed=1, retrained=None if retrained is None else lambda: retrained)
 
 
-def answer(method: Method, asked: Problem) -> Attribution:
-    return method.score(asked, method.fit(asked))
-
-
 def test_a_prior_needs_fewer_retrains(scratch: Path) -> None:
     task = Planted()
     few = task.retrained(np.arange(task.num_train), 60)
@@ -232,6 +217,9 @@ def test_the_covariance_is_of_the_priors_own_scores_among_training_examples(
     for prior in ("gradsim", short):
         for covariance in ("queries", "train", "likelier"):
             answer(load_method("datamodel", prior=prior, covariance=covariance), asked)
+    method = load_method("datamodel", prior="gradsim")
+    assert torch.equal(answer(method, asked).scores, answer(method, asked).scores), "the same bits again"
+    del seen[6:]
     names = [["queries"], ["train"], ["queries", "train"]]
     assert [list(one) for one in seen] == 2 * names
     gradsim = load_method("gradsim")
@@ -242,13 +230,6 @@ def test_the_covariance_is_of_the_priors_own_scores_among_training_examples(
     losses = traces[..., : task.num_train].flatten(0, 1).double()
     expected = torch.cov(losses.T)
     torch.testing.assert_close(seen[4]["train"].double(), expected, rtol=1e-3, atol=1e-6)  # type: ignore[union-attr]
-
-
-def test_the_same_problem_gives_the_same_bits(scratch: Path) -> None:
-    task = Planted()
-    asked = problem(task, scratch, task.retrained(np.arange(task.num_train), 40))
-    method = load_method("datamodel", prior="gradsim")
-    assert torch.equal(answer(method, asked).scores, answer(method, asked).scores)
 
 
 def test_losses_that_are_not_finite_are_left_out(scratch: Path) -> None:
@@ -264,6 +245,8 @@ def test_losses_that_are_not_finite_are_left_out(scratch: Path) -> None:
     assert torch.equal(made.scores, expected.scores)
     with pytest.raises(FloatingPointError, match="0 of 40 retrained models"):
         answer(load_method("datamodel"), problem(task, scratch, Retrained(found.masks, np.nan * found.losses)))
+    with pytest.raises(UsageError, match="here are none"):
+        answer(load_method("datamodel"), problem(task, scratch, None))
 
 
 def test_ranks_are_blind_to_monotone_transforms_and_keep_the_losses_unit() -> None:
@@ -275,11 +258,6 @@ def test_ranks_are_blind_to_monotone_transforms_and_keep_the_losses_unit() -> No
     np.testing.assert_allclose(skewed / skewed.std(axis=0), made / made.std(axis=0), rtol=1e-4, atol=1e-5)
     many = np.tile(losses, 40)  # more than are ranked at once
     np.testing.assert_allclose(normal_scores(many), np.tile(made, 40), rtol=1e-5, atol=1e-6)
-
-
-def test_a_problem_without_retrains_says_so(scratch: Path) -> None:
-    with pytest.raises(UsageError, match="here are none"):
-        answer(load_method("datamodel"), problem(Planted(), scratch, None))
 
 
 class TestSpelling:
