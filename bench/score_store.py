@@ -103,7 +103,7 @@ def make_store(session: Session, folder: str | Path, most_bytes: float = MOST_BY
         kept_rows = KeptRows.fresh(place / ROWS, most_bytes)
         with session.store.scratch() as scratch:
             problem = problem_of(question, scorer.model, session.store, session.execution.device, scratch)
-            further = partial(keep_model, problem.checkpoint)
+            further = partial(keep_model, problem.checkpoint) if problem.checkpoint else None
             problem = replace(problem, checkpoint=further, shared={KEPT_ROWS: kept_rows})
             costs = (problem.seed, problem.device, session.task.cpu_threads)
             state, fitted = metered(lambda: method.fit(problem), *costs)  # noqa: B023  (called at once)

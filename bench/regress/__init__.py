@@ -621,7 +621,10 @@ def gate_all(arguments: argparse.Namespace, folder: Path) -> int:
         for label, method in chosen_methods(arguments, folder, task):
             runs.append((runner, label, method, read_method_baseline(folder, task.name, label)))
     turns = bar(runs, desc="methods", unit="method", leave=False)
-    verdicts = [gate(*run, arguments.seed, only_warn=arguments.cost == "warn") for run in turns]
+    only_warn = arguments.cost == "warn"
+    verdicts = [
+        gate(runner, label, method, reference, arguments.seed, only_warn) for runner, label, method, reference in turns
+    ]
     print(verdict_table(verdicts))
     write = lambda: ElementTree.ElementTree(junit(verdicts)).write(arguments.junit)  # noqa: E731
     if unwritten := try_write(write, arguments.junit) if arguments.junit else "":
