@@ -17,6 +17,8 @@ Names are imported when they are first used, so that a command that needs no tor
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import retrain  # noqa: F401  (transformers can then be imported beside a CPU build of torch)
+
 __version__ = "0.2.0"
 
 _HOMES = {

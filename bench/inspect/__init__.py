@@ -178,7 +178,7 @@ class Influential:
     rows: list[dict[str, Any]] = field(repr=False)  # an example each, with the columns of `frame()`
 
     def frame(self) -> pd.DataFrame:
-        """A row for every example shown: query, method, side, rank, train, score, label, text."""
+        """A row for every example shown: query, method, side (helpful or harmful), rank, train, score, label, text."""
         return pd.DataFrame(self.rows, columns=COLUMNS)
 
     def __str__(self) -> str:

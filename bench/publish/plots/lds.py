@@ -325,7 +325,7 @@ def front_looks(found: pd.DataFrame, several: bool) -> pd.DataFrame:
 
 
 def seconds_panel(axis: Axes, found: pd.DataFrame, rows: pd.DataFrame, joined: bool = False) -> list[frame.Label]:
-    """Points of one alpha, with words for the best of each name; ceilings are of the rows.
+    """Points of one alpha, with a name at the best one model (or datamodel) of each; ceilings are of the rows.
 
     `joined`: with lines between the points of a datamodel.
     """
@@ -333,15 +333,17 @@ def seconds_panel(axis: Axes, found: pd.DataFrame, rows: pd.DataFrame, joined: b
     labels = []
     for name, own in found.groupby("name", sort=False):
         shape = own["shape"].iloc[0]
-        if own["method"].iloc[0] == DATAMODEL and joined:
+        retrained = own["method"].iloc[0] == DATAMODEL
+        if retrained and joined:
             axis.plot(own["seconds"], own["value"], color=shape["color"], linewidth=0.7, alpha=0.6, label="_joined")
-        best = own["value"].idxmax()
+        alone = own if retrained or own["models"].min() > 1 else own[own["models"] == 1]
+        best = alone["value"].idxmax()
         for number, one in zip(own.index, own.to_dict("records"), strict=True):
             place = (one["seconds"], one["value"])
             face = {"markerfacecolor": "white"} if one["hollow"] else {}
             look_of_point = {**shape, "label": name, "linestyle": "none", **face}
             frame.bars_at(axis, [(*place, one["low"], one["high"])], look_of_point)
-            text, colour = one["mark"], QUIET
+            text, colour = one["mark"] + ("" if retrained or not one["mark"] else one["fewer"]), QUIET
             if number == best:
                 text, colour = f"{shape['label']} {one['mark']}".rstrip() + one["fewer"], shape["color"]
             labels += [frame.Label(axis, *place, text, colour)] if text else []

@@ -366,7 +366,7 @@ def test_the_front_picture_has_every_method_and_a_ceiling(tmp_path: Path) -> Non
     fixed = next(one for one in draw("front", tmp_path) if "balanced" not in one.stem)
     (axis,) = fixed.figure.axes
     shown = {text.get_text() for text in axis.texts}
-    assert {"labels alone", "random", "BIF x8", "bif-paper", "EK-FAC (kfac) x8", "TRAK x8", "noise ceiling"} <= shown
+    assert {"labels alone", "random", "BIF", "bif-paper", "EK-FAC (kfac)", "TRAK", "x8", "noise ceiling"} <= shown
     assert "TracIn" not in shown, "a row without LDS within groups"
     assert len([line for line in axis.lines if line.get_label() == "_paper"]) == 3  # bif-paper, ekfac-library, gradsim
     (ceiling,) = [line for line in axis.lines if line.get_label() == "_noise ceiling"]
