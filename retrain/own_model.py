@@ -21,7 +21,7 @@ from retrain.errors import UsageError, error_line
 from retrain.examples import Columns, Examples
 from retrain.losses import CrossEntropy, Loss, SquaredError
 from retrain.models.causal_lm import next_tokens
-from retrain.models.huggingface import is_transformer, wrapped
+from retrain.models.huggingface import METHOD_BATCHES, is_transformer, wrapped
 from retrain.models.weights import load_state, refuse_labels
 from retrain.task import Task
 
@@ -73,6 +73,7 @@ class OwnModel(Task):
         attributes = {
             "given": given, "protocol": "given", "tokenizer": tokenizer, "feature_names": tuple(map(str, names)),
             "class_names": tuple(class_names), "loss_function": as_loss(loss, targets_of(train)),
+            "method_settings": METHOD_BATCHES if is_transformer(model) else {},
         }  # fmt: skip
         for attribute, value in attributes.items():
             object.__setattr__(self, attribute, value)

@@ -14,6 +14,15 @@ from torch import Tensor, nn
 from retrain.examples import Columns
 from retrain.models.causal_lm import CausalLM
 
+# What goes through a transformer at once: the activations and gradients of hundreds of texts would fill a machine.
+METHOD_BATCHES = {
+    "ekfac": {"query_batch_size": 64, "train_batch_size": 32, "fit_batch_size": 32},
+    "gradsim": {"batch_size": 16},
+    "kfac": {"batch_size": 16, "fit_batch_size": 16},
+    "shampoo": {"batch_size": 16, "fit_batch_size": 16},
+    "trak": {"batch_size": 16},
+}
+
 
 class Logits(nn.Module):
     """A transformers model whose output is its logits alone: what a task's loss takes.

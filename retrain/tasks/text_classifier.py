@@ -19,7 +19,7 @@ from torch import nn
 from retrain.data.rows import LABEL_NAMES, TEXT_NAMES, class_numbers, filled, named_column, read_train_and_queries
 from retrain.errors import UsageError, error_line
 from retrain.examples import Examples, Indices, shuffled_batches
-from retrain.models.huggingface import tokenized, wrapped
+from retrain.models.huggingface import METHOD_BATCHES, tokenized, wrapped
 from retrain.models.pretrained import model_folder
 from retrain.models.weights import refuse_other_order
 from retrain.task import Task, not_in_key
@@ -33,7 +33,7 @@ class TextClassifier(Task):
     pretrained: ClassVar[bool] = True
     eval_batch_size: ClassVar[int] = 64
     libraries: ClassVar[tuple[str, ...]] = ("transformers",)
-    method_settings: ClassVar[dict[str, dict[str, Any]]] = {"bif": {"minibatch": 32}}
+    method_settings: ClassVar[dict[str, dict[str, Any]]] = {"bif": {"minibatch": 32}, **METHOD_BATCHES}
 
     model: str = not_in_key("")  # a folder, or a name on the hub; its weights are in the key
     train_file: str = not_in_key("")
