@@ -324,7 +324,7 @@ class Results:
     # A row for every setting, truth, method, kind of score, alpha and seed.
     rows: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=ROW_COLUMNS))
     timed: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=ROW_COLUMNS))  # and those of worse truths
-    pairs: pd.DataFrame = field(default_factory=pd.DataFrame)  # EXPERIMENT, against, difference and its interval
+    pairs: pd.DataFrame = field(default_factory=pd.DataFrame)  # a row for `series` minus `against`, with its interval
     records: dict[str, dict[str, Any]] = field(default_factory=dict)  # run_id -> run.json, with its "path"
     problems: list[str] = field(default_factory=list)  # a line for every file that is not what it should be
     left_out: list[str] = field(default_factory=list)  # and for what is passed over for another reason
