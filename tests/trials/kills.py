@@ -27,6 +27,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # a forked command would wait for threads that its parent has
+
 import numpy as np
 
 import bench.evaluations.removal  # what commands need is imported once, before they are forked
