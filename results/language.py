@@ -20,12 +20,15 @@ Seconds planned on one H200. A retrain (8,128 tokens twice, and 320 queries) tak
 import argparse
 import json
 import os
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from campaign import execution_of, go_through, parsed, parser_of
+
+if TYPE_CHECKING:
+    from bench import Experiment
 
 TUNED_SEED = 7
 SIZES = {"num_train": 128, "length": 128, "num_queries": 320, "epochs": 2, "learning_rate": 2e-4}
@@ -55,46 +58,29 @@ KEPT_FITS = 2**28  # bytes: a curvature of 1.7 GB takes as long to write and to 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
+    parser = parser_of(str(__doc__), STEPS, "runs/language", "smollm2")
     add = parser.add_argument
-    add("steps", nargs="*", help=f"of {', '.join(STEPS)} (default: all)")
-    add("--task", default="smollm2", help="a preset of the language task (default: %(default)s)")
     add("--model", help="as the task takes it (default: the preset's own)")
     add("--text", required=True, help="the training text, as bench.lds takes it")
     add("--eval-text", help="the queries'")
     add("--size", action="append", default=[], metavar="NAME=VALUE", help="a field of the task, in place of its own")
     add("--subsets", type=int, default=SUBSETS, help="(default: %(default)s)")
     add("--pairs", type=int, default=20, help="of sequences whose words are paired (default: %(default)s)")
-    add("--out", default="runs/language", help="where records and tuned settings go (default: %(default)s)")
-    add("--cache", help="as bench.lds takes it")
-    add("--seconds", type=float, help="start no further step after so many")
-    add("--record", action="store_true", help="make the records of these seeds alone, from the cache")
-    arguments = parser.parse_args(argv)
-    if unknown := [step for step in arguments.steps if step not in STEPS]:
-        parser.error(f"there is no step {unknown[0]}; available: {', '.join(STEPS)}")
+    arguments = parsed(parser, argv, STEPS)
     tuned = Path(arguments.out) / "tune"
     tuned.mkdir(parents=True, exist_ok=True)
     os.environ["TDA_BENCH_TUNED"] = str(tuned)
-    steps = arguments.steps or list(STEPS)
     if arguments.record:
-        return record([int(step.removeprefix("report-")) for step in steps], arguments)
-    work = {"check": check, "tune": tune, "words": words}
-    started, beside, done, failed = time.perf_counter(), [], list[str](), 0
-    for step in steps:
-        begun = time.perf_counter()
-        if arguments.seconds and begun - started > arguments.seconds:
-            print(f"{step}: not started, {arguments.seconds:g} s have passed", flush=True)
-            continue
+        return record([int(step.removeprefix("report-")) for step in arguments.steps], arguments)
+    work, done = {"check": check, "tune": tune, "words": words}, list[str]()
+
+    def do(step: str) -> bool:
         if step in work:
-            failed += work[step](arguments)
-        else:
-            failed += report(int(step.removeprefix("report-")), arguments)
-            done.append(step)
-            given = [word for word in (sys.argv[1:] if argv is None else argv) if word not in STEPS]
-            command = [sys.executable, __file__, *given, "--record", "--", *done]
-            beside.append(subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "2"}))
-        print(f"{step}: {time.perf_counter() - begun:.1f} s, {begun - started:.0f} s before", flush=True)
-    return failed + sum(process.wait() != 0 for process in beside)
+            return work[step](arguments) > 0
+        done.append(step)
+        return report(int(step.removeprefix("report-")), arguments) > 0
+
+    return go_through(arguments, do, lambda step: [] if step in work else list(done))
 
 
 # ---- what is asked ----
@@ -107,7 +93,7 @@ def sizes(arguments: argparse.Namespace) -> dict[str, Any]:
     return SIZES | given | {name: value for name, value in files.items() if value}
 
 
-def experiment_of(seeds: Sequence[int], methods: Sequence[str], arguments: argparse.Namespace) -> "Experiment":  # noqa: F821
+def experiment_of(seeds: Sequence[int], methods: Sequence[str], arguments: argparse.Namespace) -> "Experiment":
     from bench import Experiment
 
     return Experiment(
@@ -121,12 +107,6 @@ def experiment_of(seeds: Sequence[int], methods: Sequence[str], arguments: argpa
         replicates=2,
         replicated_subsets=max(3, arguments.subsets // 4),
     )
-
-
-def execution(arguments: argparse.Namespace, **jobs: Any) -> "Execution":  # noqa: F821
-    from bench import Execution
-
-    return Execution(progress=False, jobs=jobs, **({"cache": arguments.cache} if arguments.cache else {}))
 
 
 def bif(arguments: argparse.Namespace) -> str:
@@ -183,7 +163,7 @@ def report(seed: int, arguments: argparse.Namespace) -> int:
     chosen = Path(arguments.out) / "bif.json"
     if not chosen.is_file():
         probe = f"bif@draws={PROBED_DRAWS}"
-        session = Session(experiment_of([seed], ["ekfac", probe], arguments), execution(arguments))
+        session = Session(experiment_of([seed], ["ekfac", probe], arguments), execution_of(arguments))
         session.retrain()
         costs = {
             variant.label: predictions[0].record
@@ -195,7 +175,7 @@ def report(seed: int, arguments: argparse.Namespace) -> int:
         draws = max(PROBED_DRAWS, int((given - own["fit_seconds"]) / own["score_seconds"] * PROBED_DRAWS))
         chosen.write_text(json.dumps({"draws": draws, "ekfac": given, "probe": own["score_seconds"]}) + "\n")
         print(f"bif has {draws} draws a chain, in EK-FAC's {given:.1f} s", flush=True)
-    session = Session(experiment_of([seed], [*METHODS, bif(arguments)], arguments), execution(arguments))
+    session = Session(experiment_of([seed], [*METHODS, bif(arguments)], arguments), execution_of(arguments))
     session.retrain()
     found = session.score()
     for problem in session.out.problems:
@@ -213,7 +193,7 @@ def record(seeds: Sequence[int], arguments: argparse.Namespace) -> int:
     from bench.truth.__main__ import main as truth_main
 
     asked = experiment_of(seeds, [*METHODS, bif(arguments)], arguments)
-    result = run(asked, execution(arguments, collect=True))
+    result = run(asked, execution_of(arguments, jobs={"collect": True}))
     command = f"python results/language.py --task {arguments.task} {' '.join(f'report-{seed}' for seed in seeds)}"
     saved = result.save(Path(arguments.out) / "report", command)
     bank = ["bank", "--experiment", str(saved), "--collect", "--out", str(Path(arguments.out) / "bank")]

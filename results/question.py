@@ -11,14 +11,17 @@ While the GPU goes on, other processes make the records of what is finished, fro
 import argparse
 import json
 import os
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+from campaign import execution_of, go_through, made, parsed, parser_of, record
+
+if TYPE_CHECKING:
+    from bench import Experiment
 
 TUNED_SEED, SEEDS = 7, (1, 2, 3, 4, 42)
 ALPHAS = (0.1, 0.3, 0.5, 0.7)
@@ -37,10 +40,13 @@ FULL = (
 SUBSET = tuple(f"{name}@reference=subset" for name in ("kfac", "gradsim", "trak"))
 EIGHT = "kfac@reference=subset,models=8"
 FEW = ("kfac", "gradsim", "random", *SUBSET, EIGHT)  # where each seed counts more than each method
+# Each tuned method beside its library's settings, with as many draws as the paper's for BIF.
+PAIRS = (*FULL[:4], "bif@draws=100", *FULL[5:7], "random", SUBSET[0])
 MORE = ("shampoo", "shampoo@reference=subset", "kfac@reference=attributed", EIGHT)
-# Four chains, so four times as many draws: in ten seconds, and in those of eight models of kfac.
+# Four chains, so four times as many draws: in ten seconds, and in those of kfac at one model and at eight.
 SAMPLED = (
     "bif@reference=subset,draws=480",
+    "bif-equal=bif@reference=subset,draws=15",
     "bif-equal-8=bif@reference=subset,draws=200",
     "bif_cv@reference=subset,draws=100",
 )
@@ -56,20 +62,23 @@ TRIED = ("kfac", "shampoo", "trak")
 TUNINGS = {
     "tune-full": ("full", ALPHAS, (*TRIED, "bif")),
     "tune-subset": ("subset", ALPHAS, TRIED),
-    "tune-subset-bif": ("subset", (0.1, 0.5), ("bif",)),
+    "tune-subset-bif": ("subset", (0.1,), ("bif",)),
 }
 RUNS = {
     "balanced-0.1": ("balanced", 0.1, (*FULL, *SUBSET, *MORE), SEEDS),
     "fixed-0.1": ("fixed", 0.1, FEW, SEEDS[:3]),
     "balanced-0.5": ("balanced", 0.5, FEW, SEEDS[:3]),
-    "fixed-0.5": ("fixed", 0.5, FEW, SEEDS[:3]),
     "datamodel-balanced-0.1": ("balanced", 0.1, DATAMODELS, SEEDS[:1]),
     "datamodel-balanced-0.5": ("balanced", 0.5, DATAMODELS, SEEDS[:1]),
     "datamodel-fixed-0.1": ("fixed", 0.1, DATAMODELS, SEEDS[:1]),
-    "sampled-balanced-0.1": ("balanced", 0.1, (SUBSET[0], *SAMPLED), SEEDS[:2]),
+    "sampled-balanced-0.1": ("balanced", 0.1, (SUBSET[0], EIGHT, *SAMPLED), SEEDS[:2]),
+    "pairs-0.5": ("fixed", 0.5, PAIRS, SEEDS),
+    "pairs-0.3": ("fixed", 0.3, PAIRS, SEEDS),
+    "pairs-0.7": ("fixed", 0.7, PAIRS, SEEDS),
     "balanced-0.3": ("balanced", 0.3, FEW, SEEDS[:3]),
-    "fixed-0.3": ("fixed", 0.3, FEW, SEEDS[:3]),
     "balanced-0.7": ("balanced", 0.7, FEW, SEEDS[:3]),
+    "fixed-0.3": ("fixed", 0.3, FEW, SEEDS[:3]),
+    "fixed-0.5": ("fixed", 0.5, FEW, SEEDS[:3]),
     "fixed-0.7": ("fixed", 0.7, FEW, SEEDS[:3]),
     "share-0.01": ("balanced", 0.5, FEW, SEEDS),
     "share-1.0": ("balanced", 0.5, ("kfac", "gradsim", "kfac@reference=subset", "random"), SEEDS[:1]),
@@ -79,47 +88,28 @@ SHARES = {"share-0.01": 0.01, "share-1.0": 1.0}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
+    steps = [*TUNINGS, *RUNS, OWN]
+    parser = parser_of(str(__doc__), steps, "runs/question")
     add = parser.add_argument
-    add("steps", nargs="*", help=f"of {', '.join([*TUNINGS, *RUNS, OWN])} (default: all)")
-    add("--task", default="cifar10", help="(default: %(default)s)")
     add("--data-dir", help="CIFAR-10, as bench.lds takes it")
-    add("--out", default="runs/question", help="where records and tuned settings go (default: %(default)s)")
-    add("--cache", help="as bench.lds takes it")
     add("--queries", type=int, default=2000, help="the first so many (default: %(default)s)")
     add("--subsets", type=int, default=100, help="(default: %(default)s)")
-    add("--seconds", type=float, help="start no further step after so many")
-    add("--beside", help="the cores that make records, as taskset takes them (default: all)")
-    add("--record", action="store_true", help="of these steps make the records alone, from the cache")
-    add("--truth", action="store_true", help="of these steps do the retraining alone")
-    arguments = parser.parse_args(argv)
-    steps = arguments.steps or [*TUNINGS, *RUNS, OWN]
-    if unknown := [step for step in steps if step not in [*TUNINGS, *RUNS, OWN]]:
-        parser.error(f"there is no step {unknown[0]}")
+    arguments = parsed(parser, argv, steps)
     os.environ["TDA_BENCH_TUNED"] = str(Path(arguments.out) / "tuned")
     Path(os.environ["TDA_BENCH_TUNED"]).mkdir(parents=True, exist_ok=True)
-    started, beside, failed = time.perf_counter(), [], 0
-    for step in steps:
-        begun = time.perf_counter()
-        if arguments.seconds and begun - started > arguments.seconds:
-            print(f"{step}: not started, {arguments.seconds:g} s have passed", flush=True)
-            continue
+
+    def do(step: str) -> bool:
         if step in TUNINGS:
-            failed += tune(step, arguments)
-        elif step == OWN:
+            return tune(step, arguments) > 0
+        if step == OWN:
             own_models(arguments)
-        elif arguments.record:
-            failed += record(step, arguments)
-        else:
-            make(step, arguments)
-        if step in RUNS and not (arguments.record or arguments.truth):
-            words = [word for word in (sys.argv[1:] if argv is None else argv) if word not in steps]
-            quiet = {**os.environ, "OMP_NUM_THREADS": "2"}
-            apart = ["taskset", "-c", arguments.beside] if arguments.beside else []
-            words = [*apart, sys.executable, __file__, *words, "--record", "--", step]
-            beside.append(subprocess.Popen(words, env=quiet))
-        print(f"{step}: {time.perf_counter() - begun:.1f} s", flush=True)
-    return failed + sum(process.wait() != 0 for process in beside)
+            return False
+        experiment = experiment_of(step, arguments)
+        if arguments.record:
+            return record(f"question-{step}", step, experiment, arguments)
+        return made(step, experiment, arguments)
+
+    return go_through(arguments, do, lambda step: [step] if step in RUNS else [])
 
 
 def tune(step: str, arguments: argparse.Namespace) -> int:
@@ -147,7 +137,7 @@ def share(step: str, arguments: argparse.Namespace) -> float:
     return SHARES.get(step, 0.1 if arguments.task == "cifar10" else 1.0)
 
 
-def experiment_of(step: str, arguments: argparse.Namespace) -> "Experiment":  # noqa: F821
+def experiment_of(step: str, arguments: argparse.Namespace) -> "Experiment":
     from bench import Experiment
 
     scheme, alpha, methods, seeds = RUNS[step]
@@ -159,25 +149,6 @@ def experiment_of(step: str, arguments: argparse.Namespace) -> "Experiment":  # 
     )  # fmt: skip
 
 
-def execution(arguments: argparse.Namespace) -> "Execution":  # noqa: F821
-    from bench import Execution
-
-    # Predictions are what records are made of; scores, 38 MB each, would take as long to write as to make.
-    return Execution(progress=False, keep_scores="never", **({"cache": arguments.cache} if arguments.cache else {}))
-
-
-def make(step: str, arguments: argparse.Namespace) -> None:
-    """What needs the GPU: retrained models and scores, kept in the cache."""
-    from bench.runner import Session
-
-    session = Session(experiment_of(step, arguments), execution(arguments), control=True)
-    session.retrain()
-    if not arguments.truth:
-        session.score()
-    for problem in session.out.problems:
-        print(f"{step}: {problem}", flush=True)
-
-
 def own_models(arguments: argparse.Namespace) -> None:
     """LDS of eight models' mean, with and without the models that were trained on the example that is scored."""
     from bench import lds
@@ -186,8 +157,8 @@ def own_models(arguments: argparse.Namespace) -> None:
 
     found = []
     for step in ("balanced-0.1", "balanced-0.5"):
-        kept = replace(execution(arguments), keep_scores="always")
-        session = Session(replace(experiment_of(step, arguments), methods=(EIGHT,)), kept)
+        asked = replace(experiment_of(step, arguments), methods=(EIGHT,), seeds=SEEDS[:2])
+        session = Session(asked, execution_of(arguments, keep_scores="always"))
         truths = session.retrain()
         session.score()
         variant = next(one for one in session.active if one.rows != "normalised")
@@ -209,17 +180,6 @@ def own_models(arguments: argparse.Namespace) -> None:
     folder = Path(arguments.out) / f"question-{OWN}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "own.json").write_text(json.dumps(content, indent=1))
-
-
-def record(step: str, arguments: argparse.Namespace) -> int:
-    from bench import run
-
-    result = run(experiment_of(step, arguments), execution(arguments))
-    folder = result.save(
-        Path(arguments.out) / f"question-{step}", f"python results/question.py {step} --task {arguments.task}"
-    )
-    print(f"{folder}\n{result}", *result.problems, sep="\n", flush=True)
-    return bool(result.problems)
 
 
 if __name__ == "__main__":
