@@ -137,6 +137,44 @@ class BIFDevinterp(Method):
         if problem.output != LOSS:
             raise UsageError(f"devinterp's covariance is of losses; the output is {problem.output}")
         devinterp_bif, devinterp_sampling = import_devinterp()
+        samples, places = self._sampled(problem, devinterp_sampling, folder)
+        traces = torch.from_numpy(samples[f"loss_{OBSERVABLE}"].values[..., 0])[..., places]  # (chains, draws, n + q)
+        num_train = len(problem.attributed_indices)
+        start = float(problem.task.losses(problem.model, problem.attributed, problem.device).mean())
+        means = traces[..., :num_train].mean(-1).numpy()
+        verdicts = [judge_chain(chain, losses, start, self.divergence_limit) for chain, losses in enumerate(means)]
+        healthy = [verdict.chain for verdict in verdicts if verdict.healthy]
+        hint = "try a smaller bif_devinterp.step_size or a larger bif_devinterp.gamma"
+        require_healthy(verdicts, self.min_chains, means, "devinterp", hint)
+        with _quiet():
+            influences = devinterp_bif.compute_bif(
+                samples.isel(chain=healthy),
+                correlation_method="sequence",  # of the examples' losses
+                batch_index_range_1=places[num_train:].tolist(),
+                batch_index_range_2=places[:num_train].tolist(),
+                compute_covariance=True,
+                device=str(problem.device),
+            )["influences"].values
+        spread = traces[healthy].flatten(0, 1).std(0)
+        scores = -torch.from_numpy(np.ascontiguousarray(influences)).float()
+        if self.query_normalised:
+            own = spread[num_train:, None]
+            scores = scores / torch.where(own > 0, own, 1.0)
+        arrays = {"mean_loss_trace": traces[healthy][..., :num_train].mean(-1)}
+        if self.keep_traces:
+            arrays["loss_traces"] = traces[healthy]
+        return Attribution(
+            scores=scores,
+            train_scale=spread[:num_train],
+            diagnostics={
+                **diagnose(means[healthy], traces[healthy][..., diagnosed_examples(traces.shape[-1])].numpy()),
+                "dropped_chains": dropped_chains(verdicts),
+            },
+            arrays=arrays,
+        )
+
+    def _sampled(self, problem: Problem, devinterp_sampling: Any, folder: Path) -> tuple[Any, np.ndarray]:
+        """devinterp's samples, and where in them each attributed example and query (n + q,) is."""
         train, queries, device = problem.train, problem.queries, problem.device
         apart = [] if problem.pool is None else [problem.attributed]  # the model was trained on some of them only
         inputs = torch.cat([some.inputs for some in (train, *apart, queries)]).to(device)
@@ -180,41 +218,7 @@ class BIFDevinterp(Method):
         list(ticks)  # closes the progress bar
         # It measures in a shuffled order, and keeps the numbers it was given.
         order = {int(number): place for place, number in enumerate(samples[f"input_ids_{OBSERVABLE}"].values[:, 0])}
-        places = np.array([order[number] for number in measured])
-        traces = torch.from_numpy(samples[f"loss_{OBSERVABLE}"].values[..., 0])[..., places]  # (chains, draws, n + q)
-        num_train = len(problem.attributed_indices)
-        start = float(problem.task.losses(problem.model, problem.attributed, device).mean())
-        means = traces[..., :num_train].mean(-1).numpy()
-        verdicts = [judge_chain(chain, losses, start, self.divergence_limit) for chain, losses in enumerate(means)]
-        healthy = [verdict.chain for verdict in verdicts if verdict.healthy]
-        hint = "try a smaller bif_devinterp.step_size or a larger bif_devinterp.gamma"
-        require_healthy(verdicts, self.min_chains, means, "devinterp", hint)
-        with _quiet():
-            influences = devinterp_bif.compute_bif(
-                samples.isel(chain=healthy),
-                correlation_method="sequence",  # of the examples' losses
-                batch_index_range_1=places[num_train:].tolist(),
-                batch_index_range_2=places[:num_train].tolist(),
-                compute_covariance=True,
-                device=str(device),
-            )["influences"].values
-        spread = traces[healthy].flatten(0, 1).std(0)
-        scores = -torch.from_numpy(np.ascontiguousarray(influences)).float()
-        if self.query_normalised:
-            own = spread[num_train:, None]
-            scores = scores / torch.where(own > 0, own, 1.0)
-        arrays = {"mean_loss_trace": traces[healthy][..., :num_train].mean(-1)}
-        if self.keep_traces:
-            arrays["loss_traces"] = traces[healthy]
-        return Attribution(
-            scores=scores,
-            train_scale=spread[:num_train],
-            diagnostics={
-                **diagnose(means[healthy], traces[healthy][..., diagnosed_examples(traces.shape[-1])].numpy()),
-                "dropped_chains": dropped_chains(verdicts),
-            },
-            arrays=arrays,
-        )
+        return samples, np.array([order[number] for number in measured])
 
 
 class _Evaluated(nn.Module):

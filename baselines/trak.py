@@ -278,7 +278,6 @@ def _make_traker(method: TRAK, problem: Problem) -> Any:
     from trak import TRAKer
     from trak.gradient_computers import AbstractGradientComputer
     from trak.modelout_functions import AbstractModelOutput
-    from trak.score_computers import BasicScoreComputer
 
     loss = problem.task.loss_function
     model = detached_copy(problem.model)
@@ -315,6 +314,27 @@ def _make_traker(method: TRAK, problem: Problem) -> Any:
         def compute_loss_grad(self, batch: Any) -> Tensor:
             return self.modelout_fn.get_out_to_loss_grad(self.model, self.weights, self.buffers, batch)
 
+    return TRAKer(
+        model=model,
+        task=ModelOutput(),
+        projector=method.make_projector(dimension, projection, problem),
+        train_set_size=len(method._featurized(problem)),
+        save_dir=str(problem.scratch / "trak"),
+        device=str(problem.device),  # traker compares it with the text "cpu"
+        gradient_computer=GradientComputer,
+        score_computer=_kernel(method, problem),
+        proj_dim=projection,
+        use_half_precision=False,
+        projector_seed=problem.seed,
+        grad_wrt=names,
+        logging_level=logging.CRITICAL,
+    )
+
+
+def _kernel(method: TRAK, problem: Problem) -> Any:
+    """traker's inverse kernel, with a ridge."""
+    from trak.score_computers import BasicScoreComputer
+
     class Kernel(BasicScoreComputer):
         """X (X^T X + ridge)^-1 in float64: rounding must not decide what the smallest eigenvalues are."""
 
@@ -348,21 +368,7 @@ def _make_traker(method: TRAK, problem: Problem) -> Any:
             grads = grads.to(self.device)
             return inverse @ grads if len(own) < own.shape[1] else grads @ inverse
 
-    return TRAKer(
-        model=model,
-        task=ModelOutput(),
-        projector=method.make_projector(dimension, projection, problem),
-        train_set_size=len(method._featurized(problem)),
-        save_dir=str(problem.scratch / "trak"),
-        device=str(problem.device),  # traker compares it with the text "cpu"
-        gradient_computer=GradientComputer,
-        score_computer=Kernel,
-        proj_dim=projection,
-        use_half_precision=False,
-        projector_seed=problem.seed,
-        grad_wrt=names,
-        logging_level=logging.CRITICAL,
-    )
+    return Kernel
 
 
 @contextlib.contextmanager

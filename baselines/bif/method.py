@@ -38,16 +38,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from baselines.bif.collect import Part
-from baselines.bif.control_variate import add_linear_part, prior_variance
-from baselines.bif.covariance import CENTRINGS, Centring
+from baselines.bif.collect import BLOCK, DIAGNOSED_EXAMPLES, Part
+from baselines.bif.covariance import CENTRINGS, Centring, add_linear_part, prior_variance
 from baselines.bif.diagnostics import diagnose, dropped_chains, require_healthy
-from baselines.bif.engine import sampled_names
-from baselines.bif.holdings import Holdings, check_memory, holdings, merging_bytes, model_bytes
-from baselines.bif.localiser import fit_localiser, packed_localiser, unpacked_localiser
+from baselines.bif.engine import STEP_IN_BACKWARD_BYTES, sampled_names
 from baselines.bif.parts import Runner, join, numbers_of
 from baselines.bif.pilot import MOST_DRAWS, Pilot, run_pilot
 from baselines.bif.presets import GRID, PAPER_SETTINGS
@@ -55,15 +53,30 @@ from baselines.bif.saving import Saver
 from baselines.bif.settings import ChainSettings, check_choice
 from baselines.bif.transfer import to_host
 from baselines.method import TRAIN_COVARIANCE, Attribution, Method, Problem, Size, batch_size_option
-from baselines.support.curvature import GradientsInMetric, Metric
+from baselines.support.curvature import GradientsInMetric, Metric, fit_curvature, packed_blocks, unpacked_blocks
 from baselines.support.gradients import PerExampleGradients
 from baselines.support.inner_products import inner_products
+from baselines.support.memory import free_bytes
+from retrain.errors import UsageError
 from retrain.task import Task
 
 logger = logging.getLogger("tda-bench")
 
 LOCALISERS = ("isotropic", "kronecker")
 EXACT_PART = "exact part"
+# Tensors a parameter beside its own copy, at the worst moment of a step: what is kept of it, its gradient twice (as it
+# came, and as it is held), or the drift or noise in its place.
+STEP_TENSORS = {"sgld": 3, "sghmc": 4, "rmsprop_sgld": 5}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holdings:
+    """How losses are collected, and the bytes of it."""
+
+    streaming: bool  # covariances are summed as the draws come
+    num_bytes: int  # with all chains in one process
+    by_sums: int
+    by_traces: int
 
 
 @dataclass(frozen=True)
@@ -147,9 +160,12 @@ class BIF(ChainSettings, Method):
     def _fit_metric(self, problem: Problem) -> Metric | None:
         if self.localiser == "isotropic":
             return None
-        return fit_localiser(
-            self._gradients(problem), problem, self.damping, self.fit_examples, self.gradient_batch_size
-        )
+        torch.manual_seed(problem.seed)  # as the harness does: per-token scores come without it
+        count = min(self.fit_examples or len(problem.train), len(problem.train))
+        examples = problem.train.select(np.random.default_rng(problem.seed).permutation(len(problem.train))[:count])
+        loss, gradients = problem.task.loss_function, self._gradients(problem)
+        blocks = fit_curvature(gradients, loss, examples, self.gradient_batch_size, problem.device, problem.progress)
+        return Metric(blocks, self.damping)
 
     def _gradients(self, problem: Problem) -> PerExampleGradients:
         names = sampled_names(problem.model, self.parameters)
@@ -158,17 +174,20 @@ class BIF(ChainSettings, Method):
     def pack_fit(self, state: Fitted) -> Mapping[str, Tensor] | None:
         arrays = {} if state.pilot is None else {"pilot": state.pilot.packed()}
         if state.metric is not None:
-            arrays |= packed_localiser(state.metric)
+            arrays |= packed_blocks(state.metric.blocks)
         return arrays or None
 
     def unpack_fit(self, problem: Problem, arrays: Mapping[str, Tensor]) -> Fitted:
-        metric = None
+        kept, metric = dict(arrays), None
+        pilot_numbers = kept.pop("pilot", None)
         if self.localiser != "isotropic":
-            shapes = [problem.model.get_parameter(name).shape for name in sampled_names(problem.model, self.parameters)]
-            metric = unpacked_localiser(arrays, shapes, self.damping, problem.device)
-        if "pilot" not in arrays:
+            blocks = unpacked_blocks(kept, problem.device)
+            for block, name in zip(blocks, sampled_names(problem.model, self.parameters), strict=True):
+                block.shape = problem.model.get_parameter(name).shape
+            metric = Metric(blocks, self.damping)
+        if pilot_numbers is None:
             return Fitted(self, None, metric)
-        pilot = Pilot.unpacked(arrays["pilot"])
+        pilot = Pilot.unpacked(pilot_numbers)
         return Fitted(replace(self, **pilot.chosen()), pilot, metric)
 
     # ---- score: chains, and the linear part of a control variate ----
@@ -321,3 +340,71 @@ def _first(parts: Iterator[Part], count: int) -> Iterable[Part]:
     """The next `count`, none of which is held on to."""
     for _ in range(count):
         yield next(parts)
+
+
+# ---- what is held at once, from sizes alone: known before a model is trained, and before a chain is started ----
+
+
+def holdings(
+    settings: ChainSettings, draws: int, num_train: int, num_queries: int, *, shrinkage: bool, keep_traces: bool
+) -> Holdings:
+    """Kept traces or running sums, whichever is smaller: a function of sizes alone, so that every process agrees.
+
+    Kept traces cost draws x (n + q) numbers, one more chain of them while they are centred, and the scores; running
+    sums cost twice the scores, whatever the number of draws, and a few hundred bytes a draw to judge the chains by. A
+    control variate doubles that and adds the linear part; shrinkage holds the sum of the chains' differences, and the
+    two that it compares.
+    """
+    scores, draw = 4 * num_train * (num_queries + num_train * settings.train_covariance), 4 * (num_train + num_queries)
+    copies = 2 if settings.control_variate else 1  # a chain and its shadow
+    extra = (1 if settings.control_variate else 0) + (3 if shrinkage else 0)
+    judged = settings.chains * draws * 4 * (1 + min(DIAGNOSED_EXAMPLES, num_train + num_queries))
+    by_traces = (copies * settings.chains + 1) * draws * draw + (copies + extra) * scores + judged
+    by_traces += settings.chains * draws * draw if keep_traces else 0
+    by_sums = (2 * copies + extra) * scores + (copies + 2) * min(BLOCK, draws) * draw + copies * judged
+    streaming = by_sums < by_traces and not keep_traces
+    return Holdings(
+        streaming=streaming,
+        num_bytes=by_sums if streaming else by_traces,
+        by_sums=by_sums,
+        by_traces=by_traces,
+    )
+
+
+def merging_bytes(held: Holdings, settings: ChainSettings, num_train: int, num_queries: int) -> int:
+    """With chains from files, on the CPU: all of them are there at once. (Traces are anyhow.)"""
+    copies = 2 if settings.control_variate else 1
+    rows = num_queries + num_train * settings.train_covariance
+    return held.num_bytes + (copies * (settings.chains - 1) * 4 * num_train * rows if held.streaming else 0)
+
+
+def model_bytes(settings: ChainSettings, num_parameters: int, localised: bool) -> int:
+    """Of the model's copies and what a step makes of them; activations, which depend on the model, come on top.
+
+    A model too large to hold its gradient at once is taken to be in bfloat16, as nobody runs it otherwise.
+    """
+    of_displacement = 2 if settings.displacement == "bfloat16" else 4
+    plain = settings.gradient == "minibatch" and not settings.control_variate and not localised
+    if plain and 4 * num_parameters > STEP_IN_BACKWARD_BYTES:
+        carried = {"sgld": 1, "sghmc": 2, "rmsprop_sgld": 2}[settings.sampler]
+        return num_parameters * (2 + carried * of_displacement)
+    models = 1 + (settings.gradient == "difference") + settings.control_variate
+    steps = STEP_TENSORS[settings.sampler] - 1 + (2 if localised else 0)
+    displacements = 1 + settings.control_variate
+    return num_parameters * (4 * (models + steps) + of_displacement * displacements)
+
+
+def check_memory(held: Holdings, what: str, device: torch.device) -> None:
+    """Refuses what cannot fit, before a chain is started."""
+    free = free_bytes(device)
+    how = "running sums" if held.streaming else "loss traces"
+    if held.num_bytes > free:
+        traces_are_kept = not held.streaming and held.by_sums < min(free, held.by_traces)
+        smaller = "--set bif.keep_traces=false" if traces_are_kept else "fewer queries (--queries)"
+        raise UsageError(
+            f"bif needs {held.num_bytes / 2**30:.1f} GiB for {what} as {how} and scores, and {free / 2**30:.1f} GiB "
+            f"are free; take {smaller}"
+        )
+    logger.info(
+        "bif: %.2f GiB for %s as %s, beside the model; %.1f GiB free", held.num_bytes / 2**30, what, how, free / 2**30
+    )

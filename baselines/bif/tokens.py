@@ -144,14 +144,27 @@ def _one_block(method: BIF, problem: Problem, metric: Metric | None, pairs: Sequ
                 total.add_chain(own, method.centring)  # type: ignore[arg-type]
     require_healthy(verdicts, method.min_chains, np.stack(mean_losses), "bif", method.divergence_hint())
 
-    traces = torch.stack(sequence_traces)  # (chains, draws, sequences)
+    diagnostics = {"num_draws": num_healthy * method.draws, "dropped_chains": dropped_chains(verdicts)}
+    return _scores_of(method, pairs, places, totals, torch.stack(sequence_traces), len(queries), diagnostics)
+
+
+def _scores_of(
+    method: BIF,
+    pairs: Sequence[Pair],
+    places: list[tuple[int, int]],
+    totals: list[StreamingCovariance],
+    traces: Tensor,
+    num_queries: int,
+    diagnostics: dict[str, Any],
+) -> TokenScores:
+    """From the chains' sums, a pair each, and the sequences' traces (chains, draws, sequences), queries first."""
     cross, query_scale, train_scale = covariance(
-        traces[..., : len(queries)],
-        traces[..., len(queries) :],
+        traces[..., :num_queries],
+        traces[..., num_queries:],
         method.centring,  # type: ignore[arg-type]
     )
     scaled = cross / _nonzero(query_scale)[:, None] / _nonzero(train_scale)
-    at = [(query, train - len(queries)) for query, train in places]
+    at = [(query, train - num_queries) for query, train in places]
     covariances, correlations = [], []
     for total in totals:
         matrix, of_query, of_train = total.finish(method.centring)  # type: ignore[arg-type]
@@ -163,10 +176,7 @@ def _one_block(method: BIF, problem: Problem, metric: Metric | None, pairs: Sequ
         correlation=correlations,
         sequence=-torch.stack([cross[place] for place in at]).cpu(),
         sequence_correlation=-torch.stack([scaled[place] for place in at]).cpu(),
-        diagnostics={
-            "num_draws": num_healthy * method.draws,
-            "dropped_chains": dropped_chains(verdicts),
-        },
+        diagnostics=diagnostics,
     )
 
 

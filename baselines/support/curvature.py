@@ -226,20 +226,18 @@ def fit_curvature(
     if exact:
         check_exact(loss, examples)
     work = NullResumeState() if work is None else work
-    stage, first, sums = SIDES, 0, _Sums([], [], [])
     models = [gradients] if isinstance(gradients, PerExampleGradients) else list(gradients)
-    groups = models[0].groups
+    stage, first, sums, groups = SIDES, 0, _Sums([], [], []), models[0].groups
     if seed is not None and (saved := work.load("curvature")) is not None:
-        arrays, record = saved
-        stage, first = record["stage"], record["next"]
-        sums = _Sums.of(arrays, len(groups), device)
+        stage, first = saved[1]["stage"], saved[1]["next"]
+        sums = _Sums.of(saved[0], len(groups), device)
     if examples.nbytes < RESIDENT_SHARE * free_bytes(device):
         examples = examples.to(device)  # once, and not batch by batch in either pass
     starts = range(0, len(examples), batch_size)
     while stage <= SIZES:
         if stage == SIZES and not sums.sizes:
             found = _all_eigenvectors([*sums.left, *sums.right], device)
-            sums.left, sums.right = found[: len(sums.left)], found[len(sums.left) :]
+            sums.left, sums.right = found[: len(groups)], found[len(groups) :]
         what = "its size" if stage == SIZES else "its sides"
         for start in progress([s for s in starts if s >= first], description=f"{description}: {what}"):
             chosen = slice(start, start + batch_size)
@@ -257,12 +255,11 @@ def fit_curvature(
             if seed is not None and work.due():
                 work.save("curvature", sums.arrays(), {"stage": stage, "next": start + batch_size})
         stage, first = stage + 1, 0
-    tokens = examples.targets[0].numel() if token_scale else 1
+    scale = (examples.targets[0].numel() if token_scale else 1) / (len(examples) * len(models))
     blocks = []
-    for k, group in enumerate(groups):
-        size = sums.sizes[k] * (tokens / (len(examples) * len(models)))
+    for group, size, left, right in zip(groups, sums.sizes, sums.left, sums.right, strict=True):
         shape = models[0].model.get_parameter(group[0]).shape if len(group) == 1 else size.shape
-        blocks.append(Block(shape, size, sums.left[k], sums.right[k]))
+        blocks.append(Block(shape, size * scale, left, right))
     return blocks
 
 

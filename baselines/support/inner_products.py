@@ -54,35 +54,27 @@ def inner_products(
     kept = None if kept is None else kept.open(len(attributed), dimension)
 
     def rows_of(examples: Examples, start: int, stop: int, out: Tensor) -> Tensor:
-        def make() -> Tensor:
-            rows = gradients if of_queries is None or examples is attributed else of_queries
+        rows = gradients if of_queries is None or examples is attributed else of_queries
+        if kept is None or examples is not attributed:
             return rows(_batch(examples, start, stop, device), out=out)
+        return kept.rows(start, stop, out, lambda: rows(_batch(examples, start, stop, device), out=out))
 
-        return make() if kept is None or examples is not attributed else kept.rows(start, stop, out, make)
-
-    free = free_bytes(device)
-    batch_size = parts_that_fit(batch_size, BATCH_SHARE * free / (4 * dimension))
-    at_once = parts_that_fit(len(held), HELD_SHARE * free / (4 * dimension) - 2 * batch_size)
-
-    scores, scale = torch.zeros(len(held), len(streaming)), torch.zeros(len(attributed))
-    steps = [(first, start) for first in range(0, len(held), at_once) for start in range(0, len(streaming), batch_size)]
-    done = 0
     if (saved := problem.work.load(work_name)) is not None:
         arrays, record = saved
         # Blocks of another size would be the same numbers in other roundings: what was begun is finished as begun.
         at_once, batch_size, done = record["at_once"], record["batch_size"], record["done"]
         scores, scale = torch.from_numpy(arrays["scores"].copy()), torch.from_numpy(arrays["scale"].copy())
-        steps = [(a, b) for a in range(0, len(held), at_once) for b in range(0, len(streaming), batch_size)]
-
+    else:
+        room = free_bytes(device) / (4 * dimension)
+        batch_size = parts_that_fit(batch_size, BATCH_SHARE * room)
+        at_once, done = parts_that_fit(len(held), HELD_SHARE * room - 2 * batch_size), 0
+        scores, scale = torch.zeros(len(held), len(streaming)), torch.zeros(len(attributed))
     known = None if kept is None else kept.scale
     scale = scale if known is None else known
 
-    def norms(rows: Tensor) -> Tensor:
-        squares = rows.square().sum(1) if weights is None else _products(rows.square(), weights[None])[:, 0]
-        return squares.clamp(min=0).sqrt().cpu()
-
     block: Tensor | None = None
     buffer = torch.empty(min(batch_size, len(streaming)), dimension, device=device)
+    steps = [(first, start) for first in range(0, len(held), at_once) for start in range(0, len(streaming), batch_size)]
     for number, (first, start) in enumerate(problem.progress(steps[done:], description=description), done):
         if block is None or start == 0:
             last = min(first + at_once, len(held))
@@ -95,21 +87,23 @@ def inner_products(
                 if rows.data_ptr() != place.data_ptr():
                     place.copy_(rows)
                 if holds_train and known is None:
-                    scale[begin:end] = norms(rows)
+                    scale[begin:end] = _norms(rows, weights)
             if weights is not None:
                 block *= weights
         stop = min(start + batch_size, len(streaming))
         rows = rows_of(streaming, start, stop, buffer[: stop - start])
         scores[first : first + len(block), start:stop] = -_products(block, rows).cpu()
         if not holds_train and first == 0 and known is None:
-            scale[start:stop] = norms(rows)
+            scale[start:stop] = _norms(rows, weights)
         if problem.work.due():
-            problem.work.save(
-                work_name,
-                {"scores": scores.numpy(), "scale": scale.numpy()},
-                {"at_once": at_once, "batch_size": batch_size, "done": number + 1},
-            )
+            sizes = {"at_once": at_once, "batch_size": batch_size, "done": number + 1}
+            problem.work.save(work_name, {"scores": scores.numpy(), "scale": scale.numpy()}, sizes)
     return Attribution(scores=scores.T.contiguous() if holds_train else scores, train_scale=scale)
+
+
+def _norms(rows: Tensor, weights: Tensor | None) -> Tensor:
+    squares = rows.square().sum(1) if weights is None else _products(rows.square(), weights[None])[:, 0]
+    return squares.clamp(min=0).sqrt().cpu()
 
 
 def held_bytes(num_train: int, num_queries: int, dimension: int) -> int:

@@ -34,10 +34,9 @@ from bench import records
 from bench.arguments import Parser, at_least, check_device, check_out, run_cli
 from bench.scaling.estimate import PAPER_FITTED, RIVALS, Estimator, by_device, held_out
 from bench.scaling.methods import COMPARED, axis_of, build_method, method_options
-from bench.scaling.point import MOST_FITTED
 from bench.scaling.report import LIBRARY_FITTED, estimate_text, progress_line, show_held_out, show_rows
 from bench.scaling.rows import RATES, Spec, make_rows, merge_rows, read_records, read_rows, write_csv
-from bench.scaling.suite import SUITE, Configuration, Setting, named_configuration
+from bench.scaling.suite import MOST_FITTED, SUITE, Configuration, Setting, named_configuration
 from retrain.errors import UsageError
 from retrain.jobs import terminable
 from retrain.safe_files import write_whole

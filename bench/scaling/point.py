@@ -37,7 +37,7 @@ from baselines.method import Attribution, Problem
 from bench.measure import metered, now, resident_peak
 from bench.scaling.lines import bilinear, bilinear_at, fit_line
 from bench.scaling.methods import FACTORS, SCORES, TRAINABLE, ScalingTask, build_random, random_sequences, sized
-from bench.scaling.suite import Configuration, ekfac_needs
+from bench.scaling.suite import MOST_FITTED, Configuration, ekfac_needs
 from bench.tables import bytes_text
 from retrain.errors import error_line
 from retrain.examples import Examples
@@ -50,7 +50,6 @@ TRAIN_STREAM, QUERY_STREAM = 31, 41  # of random tokens
 LONGEST_REASON = 300
 MAX_SIZES, MOST_SHARE = 5, 0.8  # of a point; of what is left of its budget, for one that is not the whole run
 FEW_DRAWS = 8  # a chain: so many are timed at once, without fewer before
-MOST_FITTED = 20_000  # a larger fitting set is never measured, only projected
 DISK_SHARE = 0.8  # of the free disk that factors may take
 REPEATED_SECONDS = 10.0  # an eigendecomposition quicker than this is repeated for every fitting set
 PEAKS = ("peak_memory_bytes", "peak_reserved_bytes", "host_peak_bytes")

@@ -14,6 +14,7 @@ import msgspec
 from retrain.errors import UsageError
 from retrain.safe_files import read_checked
 
+MOST_FITTED = 20_000  # a larger fitting set is never measured, only projected
 FIT_BATCH = 32  # sequences EK-FAC takes at once when it is fitted and scored
 KEPT_PER_BLOCK = 18  # activations a token and unit of width that autograd keeps of a block; a test counts them
 EIGEN_COPIES = 6  # float64 matrices of the widest side while it is decomposed: itself, its eigenvectors, workspace

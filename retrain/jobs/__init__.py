@@ -83,12 +83,7 @@ def run_units(
     same_failures: how many different units must fail alike before any is done for the run to stop; 0: never.
     Raises UsageError or UnwritableStoreError at once when a unit does: another unit would fare no better.
     """
-    if cluster not in CLUSTERS:
-        raise UsageError(f'Unknown cluster "{cluster}"; available: {", ".join(CLUSTERS)}')
-    if jobs is not None and jobs < 1:
-        raise UsageError(f"--jobs must be at least 1, not {jobs}")
-    if timeout_min is not None and not timeout_min > 0:
-        raise UsageError(f"--timeout-min must be above 0, not {timeout_min}")
+    _check_options(cluster, jobs, timeout_min)
     start = time.perf_counter()
     by_key = {unit.key: unit for unit in units}
     present = {key for _, key in store.present((unit.kind, key) for key, unit in by_key.items())}
@@ -114,16 +109,32 @@ def run_units(
         if cluster == "slurm":
             run_slurm(tracker, run, jobs or 16, timeout_min, dict(slurm or {}), collect)
         else:
-            try:
+            with _saying_what_is_kept(tracker):
                 run_inline(tracker) if cluster == "inline" else run_local(tracker, run, jobs, timeout_min)
-            except (KeyboardInterrupt, SystemExit):
-                close_bars()
-                if len(by_key) > 1:  # of one, whoever asked for it says what is kept
-                    kept = len(store.present((unit.kind, key) for key, unit in by_key.items()))
-                    words = "stopped: %d of %d units are finished and kept; the same command goes on from there"
-                    logger.warning(words, kept, len(by_key))
-                raise
     return tracker.report(time.perf_counter() - start)
+
+
+def _check_options(cluster: str, jobs: int | None, timeout_min: float | None) -> None:
+    if cluster not in CLUSTERS:
+        raise UsageError(f'Unknown cluster "{cluster}"; available: {", ".join(CLUSTERS)}')
+    if jobs is not None and jobs < 1:
+        raise UsageError(f"--jobs must be at least 1, not {jobs}")
+    if timeout_min is not None and not timeout_min > 0:
+        raise UsageError(f"--timeout-min must be above 0, not {timeout_min}")
+
+
+@contextlib.contextmanager
+def _saying_what_is_kept(tracker: JobTracker) -> Iterator[None]:
+    """When the run is ended from outside."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        close_bars()
+        if len(tracker.units) > 1:  # of one, whoever asked for it says what is kept
+            kept = len(tracker.store.present((unit.kind, key) for key, unit in tracker.units.items()))
+            words = "stopped: %d of %d units are finished and kept; the same command goes on from there"
+            logger.warning(words, kept, len(tracker.units))
+        raise
 
 
 @contextlib.contextmanager

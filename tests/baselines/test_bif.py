@@ -281,6 +281,6 @@ def test_a_chain_has_one_collector_and_takes_no_step_in_vain(
 
 
 def test_too_little_memory_is_said_before_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baselines.bif.holdings.free_bytes", lambda _: 1000)
+    monkeypatch.setattr("baselines.bif.method.free_bytes", lambda _: 1000)
     with pytest.raises(ValueError, match="GiB are free; take fewer queries"):
         BIF(**NUMBERS).score(make_problem(Planted(), tmp_path), None)
