@@ -30,9 +30,7 @@ from retrain.task import Task
 class DataInf(Method):
     libraries: ClassVar[tuple[str, ...]] = ("dattri",)
     paper: ClassVar[str] = "Kwon et al. 2024, DataInf: Efficiently estimating data influence in LoRA-tuned LLMs"
-    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "relative_damping": (0.1, 1e-3, 0.01, 1.0, 10.0, 100.0, 1000.0),
-    }
+    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {"relative_damping": (0.1, 1e-3, 0.01, 1.0, 10.0, 100.0, 1000.0)}
 
     damping: float | None = None  # None: relative_damping of the mean squared gradient
     relative_damping: float = 0.1

@@ -115,9 +115,7 @@ class EKFAC(Method):
     version: ClassVar[int] = 2
     libraries: ClassVar[tuple[str, ...]] = ("kronfluence",)
     paper: ClassVar[str] = "Grosse et al. 2023, Studying large language model generalization with influence functions"
-    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "relative_damping": (0.1, 1e-4, 1e-3, 0.01, 0.03, 0.3, 1.0, 10.0),
-    }
+    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {"relative_damping": (0.1, 1e-4, 1e-3, 0.01, 0.03, 0.3, 1.0, 10.0)}
     library_settings: ClassVar[dict[str, Any]] = {"damping": 1e-8}
     paper_settings: ClassVar[dict[str, Any]] = {"damping": 1e-8}  # appendix:lds-results
 
@@ -212,13 +210,7 @@ class EKFAC(Method):
         return fitted
 
     def _add_up(
-        self,
-        problem: Problem,
-        stage: int,
-        first: int,
-        sums: Factors,
-        basis: Factors,
-        one: Callable[[Loader], Factors],
+        self, problem: Problem, stage: int, first: int, sums: Factors, basis: Factors, one: Callable[[Loader], Factors]
     ) -> Factors:
         """kronfluence's factors are sums over examples: those of each block are added, and saved now and again."""
         size = min(self.fit_batch_size, len(problem.train))

@@ -68,18 +68,11 @@ class InfluenceCG(Method):
         from dattri.algorithm import IFAttributorCG
 
         attributor = IFAttributorCG(
-            dattri_task(problem),
-            device=str(problem.device),
-            max_iter=self.iterations,
-            regularization=self.damping,
+            dattri_task(problem), device=str(problem.device), max_iter=self.iterations, regularization=self.damping
         )
         attributor.cache(dattri_loader(problem.train, len(problem.train)))
         scores, norms = dattri_scores(
-            problem,
-            attributor,
-            batch_size=self.batch_size,
-            query_batch_size=self.query_batch_size,
-            description="if_cg",
+            problem, attributor, batch_size=self.batch_size, query_batch_size=self.query_batch_size, description="if_cg"
         )
         if self.self_influence:
             norms = self._own(problem, attributor)

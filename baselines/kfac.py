@@ -37,9 +37,7 @@ class KFAC(Method):
     version: ClassVar[int] = 1
     gradient_sides: ClassVar[bool] = False
     paper: ClassVar[str] = "Grosse et al. 2023, Studying large language model generalization with influence functions"
-    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "relative_damping": (0.1, 1e-4, 1e-3, 0.01, 0.03, 0.3, 1.0, 10.0),
-    }
+    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {"relative_damping": (0.1, 1e-4, 1e-3, 0.01, 0.03, 0.3, 1.0, 10.0)}
 
     damping: float | None = None  # added to every eigenvalue; None: relative_damping of each layer's mean eigenvalue
     relative_damping: float = 0.1

@@ -135,7 +135,6 @@ def shuffled_batches(count: int, batch_size: int, epochs: int, order_seed: int) 
 
 
 LABELS = ("labels", "label", "targets", "target", "y")  # of a mapping: which of its entries are the targets
-Inputs = Tensor | Columns
 Batch = tuple[Any, Tensor]  # inputs (batch, ...), or Columns of them; targets (batch,) or (batch, tokens)
 
 

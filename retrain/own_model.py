@@ -110,22 +110,15 @@ class OwnModel(Task):
         return self.given.name
 
     def load_train_data(self) -> Any:
-        return self._as_examples(self.given.train, "training examples")
+        return self._as_examples(self.given.train)
 
     def load_query_data(self) -> Any:
-        return self._as_examples(self.given.queries, "queries")
+        return self._as_examples(self.given.queries)
 
-    def _as_examples(self, data: Any, what: str) -> Examples:
+    def _as_examples(self, data: Any) -> Any:
         if self.given.language and isinstance(data, Mapping) and "labels" not in data:
-            data = next_tokens(data["input_ids"], data.get("attention_mask"))
-        found = Examples.of(data)
-        if not len(found):
-            raise UsageError(f"there are no {what}; expected at least one")
-        if len(rows := found.targets.isnan().reshape(len(found), -1).any(1).nonzero()):
-            raise UsageError(
-                f"the {what} have no label in row {int(rows[0])}, counted from 0; fill it in or drop the row"
-            )
-        return found
+            return next_tokens(data["input_ids"], data.get("attention_mask"))
+        return data
 
     def build_model(self, seed: int) -> nn.Module:
         return copy.deepcopy(self.given.model)

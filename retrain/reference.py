@@ -5,7 +5,6 @@ plan's own are (alpha, scheme, protocol, initialisation), on further subsets of 
 model k is that of a datamodel's k-th retrain. An attributed model is trained on all attributed examples.
 """
 
-import hashlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -28,7 +27,8 @@ from retrain.units import (
     Plan,
     choose_device,
     describe_device,
-    groups_of,
+    groups_in_key,
+    groups_to_balance,
     task_from,
     task_specification,
     write_entry,
@@ -66,7 +66,7 @@ class Reference:
         attributed = self.attributed(task)
         if self.kind == ATTRIBUTED:
             return np.ones(len(attributed), dtype=bool)
-        groups = groups_of(task, attributed) if self.scheme == "balanced" else None
+        groups = groups_to_balance(task, attributed, self.scheme)
         return subsets.mask(self.seed, number, self.alpha, len(attributed), self.scheme, STREAM, groups)
 
     def indices(self, task: Task, number: int) -> np.ndarray:
@@ -82,11 +82,8 @@ class Reference:
 
     def config(self, task: Task, number: int) -> dict[str, Any]:
         """What decides model `number` beside the task: part of every key that rests on it."""
-        config = {**asdict(self), "number": number, "drawn_by": source_fingerprint(__name__)}
-        if self.scheme == "balanced":
-            groups = np.asarray(groups_of(task, self.attributed(task)))
-            config["groups"] = hashlib.sha256(groups.astype("<i8").tobytes()).hexdigest()[:20]
-        return config
+        groups = groups_in_key(task, self.attributed(task), self.scheme)
+        return {**asdict(self), "number": number, "drawn_by": source_fingerprint(__name__), **groups}
 
     def unit(self, task: Task, number: int, device: str) -> Unit:
         config = {"task": task.config, "reference": self.config(task, number), "versions": task.versions}

@@ -44,16 +44,10 @@ class RemovalPlan:
 
     def attributed(self, task: Task) -> np.ndarray:
         """(n,) indices into the training set: what a model is retrained on when nothing is removed."""
-        return _attributed(self.seed, self.alpha_attribution, len(task.train_data))
+        return attributed_indices(self.seed, self.alpha_attribution, len(task.train_data))
 
     def query_indices(self, task: Task) -> np.ndarray:
         return task.query_indices(self.split)[: self.max_queries]
-
-
-@lru_cache(maxsize=8)
-def _attributed(seed: int, alpha_attribution: float, num_train: int) -> np.ndarray:
-    """Made once: thousands of units ask for the same."""
-    return attributed_indices(seed, alpha_attribution, num_train)
 
 
 def removal_units(
@@ -112,7 +106,7 @@ def retrain_without(store: Store, unit: Unit) -> Entry:
     """Retrains, and stores what became of the queries."""
     config, payload = unit.config, unit.payload
     task, device = task_from(payload["task"]), choose_device(payload["device"])
-    attributed = _attributed(config["seed"], config["alpha_attribution"], len(task.train_data))
+    attributed = attributed_indices(config["seed"], config["alpha_attribution"], len(task.train_data))
     packed = zlib.decompress(base64.b64decode(payload["removed"]))
     gone = np.unpackbits(np.frombuffer(packed, dtype=np.uint8), count=len(attributed)).astype(bool)
     init_seed, order_seed = removal_seeds(config)

@@ -43,7 +43,7 @@ SAFETENSORS_NAMES = {np.dtype(code): name for name, code in _CODES.items()}
 
 # What these answers to open() say, they say about the file; any other is about the system's day.
 ABOUT_THE_FILE = {
-    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.ENAMETOOLONG),
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.ENAMETOOLONG)
 }
 LONG_NUMBER = re.compile(rf"[\s:\[,]-?[0-9]{{{MAX_INTEGER_DIGITS + 1}}}")
 
@@ -284,11 +284,7 @@ def _checked(array: np.ndarray, what: str, path: str | os.PathLike[str]) -> np.n
 
 
 def read_safetensors(
-    path: str | os.PathLike[str],
-    max_bytes: int = MAX_ARRAY_BYTES,
-    *,
-    digest: Any = None,
-    follow_links: bool = False,
+    path: str | os.PathLike[str], max_bytes: int = MAX_ARRAY_BYTES, *, digest: Any = None, follow_links: bool = False
 ) -> dict[str, np.ndarray]:
     """All arrays of a .safetensors file; the file is read once, and hashed when `digest` is given.
 

@@ -367,11 +367,7 @@ class Store:
     # -- writing --------------------------------------------------------------------------------------------------
 
     def write(
-        self,
-        kind: str,
-        config: Mapping[str, Any],
-        arrays: Mapping[str, np.ndarray],
-        record: Mapping[str, Any],
+        self, kind: str, config: Mapping[str, Any], arrays: Mapping[str, np.ndarray], record: Mapping[str, Any]
     ) -> Entry:
         """Keep an entry, whole or not at all. When a sound one is already there it stays, and is what comes back."""
         key = self.key(kind, config)

@@ -172,10 +172,10 @@ class Task(KeyedPlugin, ABC):
             raise UsageError(f"task {self.name} has no {what}; expected at least one")
         for tensor in found.tensors():
             if tensor.is_floating_point() and not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
-                row = int((~torch.isfinite(tensor)).flatten(1).any(1).nonzero()[0]) if tensor.dim() > 1 else 0
+                row = int((~torch.isfinite(tensor)).reshape(len(tensor), -1).any(1).nonzero()[0])
                 raise UsageError(
-                    f"the {what} of task {self.name} hold what is not finite, first in row {row}; fill in or drop "
-                    "missing values"
+                    f"the {what} of task {self.name} hold what is not finite, first in row {row}, counted from 0; fill "
+                    "in or drop missing values"
                 )
         if isinstance(self.loss_function, CrossEntropy) and found.targets.is_floating_point():
             raise UsageError(

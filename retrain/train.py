@@ -17,7 +17,7 @@ from retrain.source import code_fingerprint
 from retrain.store import Entry, Store
 from retrain.subsets import retrain_seeds
 from retrain.task import Task
-from retrain.units import SHARED, choose_device, describe_device, groups_of, task_from, write_entry
+from retrain.units import SHARED, choose_device, describe_device, groups_to_balance, task_from, write_entry
 
 
 @contextmanager
@@ -63,25 +63,15 @@ def train_one(store: Store, unit: Unit, measure: Callable[..., torch.Tensor] = r
     task, device = task_from(unit.payload["task"]), choose_device(unit.payload["device"])
     config = unit.config
     attributed = subsets.attributed_indices(config["seed"], config["alpha_attribution"], len(task.train_data))
-    kept = subsets.mask(
-        config["seed"],
-        config["subset"],
-        config["alpha"],
-        len(attributed),
-        config["scheme"],
-        config["stream"],
-        groups_of(task, attributed) if config["scheme"] == "balanced" else None,
-    )
+    groups = groups_to_balance(task, attributed, config["scheme"])
+    seed, subset, alpha = config["seed"], config["subset"], config["alpha"]
+    kept = subsets.mask(seed, subset, alpha, len(attributed), config["scheme"], config["stream"], groups)
     with one_thread(device), SHARED.measured() as seconds:
         losses = measure(task, attributed, kept, config, device)
     record = {
-        "seconds": seconds(),
-        "first": _is_first(unit.payload["task"]),
-        "device": describe_device(device),
-        "code": code_fingerprint(),
-        "num_kept": int(kept.sum()),
-        "mean_loss": _finite(losses.mean()),
-    }
+        "seconds": seconds(), "first": _is_first(unit.payload["task"]), "device": describe_device(device),
+        "code": code_fingerprint(), "num_kept": int(kept.sum()), "mean_loss": _finite(losses.mean()),
+    }  # fmt: skip
     return write_entry(store, unit, task, {"losses": losses.numpy()}, record)
 
 

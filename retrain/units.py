@@ -108,11 +108,7 @@ def check_task(task: Task) -> None:
 
 def checkpoint_unit(task: Task, seed: int, number: int, device: str) -> Unit:
     """Checkpoint 0 is the base model of the experiment's seed; the others differ in every seed."""
-    config = {
-        "task": task.config,
-        **checkpoint_seeds(seed, number),
-        "versions": task.versions,
-    }
+    config = {"task": task.config, **checkpoint_seeds(seed, number), "versions": task.versions}
     payload = {"task": task_specification(task), "device": device}
     return Unit(kind="model", config=config, call="retrain.train:train_checkpoint", payload=payload)
 
@@ -171,7 +167,7 @@ class Plan:
     def masks(self, task: Task) -> np.ndarray:
         """(num_subsets, n) bool: which attributed examples each subset keeps."""
         attributed = self.attributed(task)
-        groups = groups_of(task, attributed) if self.scheme == "balanced" else None
+        groups = groups_to_balance(task, attributed, self.scheme)
         return subsets.masks(self.seed, self.num_subsets, self.alpha, len(attributed), self.scheme, self.stream, groups)
 
 
@@ -190,6 +186,19 @@ def groups_of(task: Task, attributed: np.ndarray) -> np.ndarray | None:
     return here if here.any() else None
 
 
+def groups_to_balance(task: Task, attributed: np.ndarray, scheme: str) -> np.ndarray | None:
+    """What a mask of this scheme is drawn by, beside its seeds."""
+    return groups_of(task, attributed) if scheme == "balanced" else None
+
+
+def groups_in_key(task: Task, attributed: np.ndarray, scheme: str) -> dict[str, str | None]:
+    """A task's own groups decide which examples balanced subsets keep, and are not in its data."""
+    if scheme != "balanced":
+        return {}
+    groups = groups_of(task, attributed)
+    return {"groups": None if groups is None else hashlib.sha256(groups.astype("<i8").tobytes()).hexdigest()[:20]}
+
+
 def retrain_unit(task: Task, plan: Plan, subset: int, replicate: int, device: str) -> Unit:
     config = {
         "task": task.config,
@@ -202,10 +211,8 @@ def retrain_unit(task: Task, plan: Plan, subset: int, replicate: int, device: st
         "initialisation": plan.initialisation,
         "stream": plan.stream,
         "versions": task.versions,
+        **groups_in_key(task, plan.attributed(task), plan.scheme),
     }
-    if plan.scheme == "balanced":  # a task's own groups decide which examples are drawn, and are not in its data
-        groups = groups_of(task, plan.attributed(task))
-        config["groups"] = None if groups is None else hashlib.sha256(groups.astype("<i8").tobytes()).hexdigest()[:20]
     at_once, call = task.trainings_at_once(choose_device(device)), "retrain.train:train_one"
     if plan.initialisation == REPLAYED:
         config["replay"], at_once, call = replay_source(task), 1, "retrain.replays.train:train_replayed"

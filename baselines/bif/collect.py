@@ -108,12 +108,7 @@ class RunningSums:
 
 class JoinedTraces:
     def __init__(
-        self,
-        num_train: int,
-        num_queries: int,
-        centring: Centring,
-        device: torch.device,
-        train_covariance: bool = False,
+        self, num_train: int, num_queries: int, centring: Centring, device: torch.device, train_covariance: bool = False
     ):
         self.num_train, self.device, self._centring = num_train, device, centring
         self._first = 0 if train_covariance else num_train
@@ -146,12 +141,7 @@ class JoinedTraces:
 
 class JoinedSums:
     def __init__(
-        self,
-        num_train: int,
-        num_queries: int,
-        centring: Centring,
-        device: torch.device,
-        train_covariance: bool = False,
+        self, num_train: int, num_queries: int, centring: Centring, device: torch.device, train_covariance: bool = False
     ):
         self.device, self._centring = device, centring
         self._total = StreamingCovariance(num_queries + num_train * train_covariance, num_train, device)

@@ -364,10 +364,7 @@ def holdings(
     by_sums = (2 * copies + extra) * scores + (copies + 2) * min(BLOCK, draws) * draw + copies * judged
     streaming = by_sums < by_traces and not keep_traces
     return Holdings(
-        streaming=streaming,
-        num_bytes=by_sums if streaming else by_traces,
-        by_sums=by_sums,
-        by_traces=by_traces,
+        streaming=streaming, num_bytes=by_sums if streaming else by_traces, by_sums=by_sums, by_traces=by_traces
     )
 
 

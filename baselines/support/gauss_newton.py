@@ -26,13 +26,7 @@ from retrain.losses import Loss, mean_over_tokens
 
 class GaussNewton:
     def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        names: list[str],
-        examples: Examples,
-        device: torch.device,
-        batch_size: int,
+        self, model: nn.Module, loss: Loss, names: list[str], examples: Examples, device: torch.device, batch_size: int
     ):
         self.model, self.loss, self.examples, self.device = model, loss, examples, device
         self.batch_size = batch_size

@@ -15,10 +15,7 @@ from baselines.method import Method, Size
 
 UNLIMITED = 2**60  # version 1 writes "no limit" as a number that no machine has
 # Pages the kernel gives back when somebody needs them: they are in a cgroup's usage, and free for all that.
-RECLAIMABLE = {
-    2: ("inactive_file", "active_file", "slab_reclaimable"),
-    1: ("total_inactive_file", "total_active_file"),
-}
+RECLAIMABLE = {2: ("inactive_file", "active_file", "slab_reclaimable"), 1: ("total_inactive_file", "total_active_file")}
 LIMIT_AND_USAGE = {2: ("memory.max", "memory.current"), 1: ("memory.limit_in_bytes", "memory.usage_in_bytes")}
 
 

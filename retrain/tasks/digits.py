@@ -21,7 +21,6 @@ from retrain.examples import Examples, Indices, shuffled_batches
 from retrain.models.resnet9 import ResNet9, whitening_weight
 from retrain.task import Task
 
-NUM_DIGITS = 10
 NUM_IMAGES = 1797
 
 
@@ -37,7 +36,7 @@ class Digits(Task):
     default_replicates: ClassVar[int] = 2
     cpu_threads: ClassVar[int] = 1
     method_settings: ClassVar[dict[str, dict[str, Any]]] = {
-        "bif": {"minibatch": 64},  # the default of 1,024 is nearly all of the training set
+        "bif": {"minibatch": 64}  # the default of 1,024 is nearly all of the training set
     }
 
     num_train: int = 1200

@@ -35,9 +35,7 @@ class TinyLM(Task):
     default_replicates: ClassVar[int] = 2
     cpu_threads: ClassVar[int] = 1
     precision: ClassVar[str] = "float32"  # everywhere: nothing here is large enough to gain from less
-    method_settings: ClassVar[dict[str, dict[str, Any]]] = {
-        "bif": {"minibatch": 32},
-    }
+    method_settings: ClassVar[dict[str, dict[str, Any]]] = {"bif": {"minibatch": 32}}
 
     length: int = 32
     num_train: int = 300
