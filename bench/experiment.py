@@ -213,13 +213,3 @@ def execution_of(arguments: argparse.Namespace) -> Execution:
         if jobs.get("collect") and chosen.get(name):
             raise UsageError(f"--{name} makes things again and --collect starts nothing; leave one of them out")
     return Execution(device=arguments.device, cache=arguments.cache, jobs=jobs, **chosen)
-
-
-def task_and_plans(arguments: argparse.Namespace) -> tuple[Task, list[Plan]]:
-    """Of a command that takes no methods: its task, and every seed's, share's and alpha's plan."""
-    experiment = experiment_of(arguments)
-    if experiment.options:
-        raise UsageError(f'--set names "{sorted(experiment.options)[0]}", which is not the task ({experiment.task})')
-    task = experiment.build_task()
-    blocks = [(seed, share) for seed in experiment.seeds for share in experiment.shares(task)]
-    return task, [plan for block in blocks for plan in experiment.plans(task, *block)]

@@ -49,9 +49,10 @@ import bench.arguments as options
 import bench.evaluations as evaluations
 import bench.truth.folder as folders
 from bench.arguments import at_least
-from bench.experiment import Experiment, asked_for, execution_of, experiment_of, task_and_plans
+from bench.experiment import Experiment, asked_for, execution_of, experiment_of
 from bench.ground_truth import GroundTruth, base_model, ground_truth, obtain
 from bench.identity import file_slug
+from bench.methods import check_named
 from bench.metrics import MINIMUM_SUBSETS, linear_datamodelling_score
 from bench.records import command_line, provenance, read_recorded, write_json, write_recorded
 from bench.rows import add_rows
@@ -129,11 +130,12 @@ def membership(path: str, name: str, num_train: int) -> np.ndarray:
 
 def export_truth(arguments: argparse.Namespace) -> int:
     """The ground truth that bench.lds made, retraining only what the cache does not have."""
-    options.check_device(arguments.device)
     options.one_of_each(arguments, "alpha", "alpha_attribution", "seeds")
-    task, (plan,) = task_and_plans(arguments)
-    jobs = options.cluster_options(arguments)
-    found = ground_truth(task, plan, Store(arguments.cache), arguments.device, **jobs)
+    experiment, execution = experiment_of(arguments), execution_of(arguments)
+    task = experiment.build_task()
+    check_named({experiment.task}, experiment.task, experiment.options)
+    (plan,) = experiment.plans(task, experiment.seeds[0], experiment.shares(task)[0])
+    found = ground_truth(task, plan, Store(execution.cache), execution.device, **execution.jobs)
     if len(found.subsets) < plan.num_subsets:
         raise UsageError(
             f"{plan.num_subsets - len(found.subsets)} of {plan.num_subsets} subsets are not in {arguments.cache}; the "

@@ -89,25 +89,6 @@ def test_the_median_of_an_even_number_of_runs_is_the_lower(
     assert (row["seconds"], row["fit_seconds"], row["all_seconds"]) == (taken, taken, sorted(seconds))
 
 
-# ---- the command that times retraining: both ways train the same models, and its record says how it was made ----
-
-
-def test_both_ways_give_the_same_losses_where_nothing_is_faster(tmp_path, capsys):
-    words = ["retrain", "--task", "digits", "--set", "digits.epochs=1", "--set", "digits.num_train=200"]
-    words += ["--alpha", "0.1", "--subsets", "10", "--repeats", "2"]
-    assert speed.main([*words, "--device", "cpu", "--out", str(tmp_path / "out")]) == 0
-    assert "retrains/s" in capsys.readouterr().out
-    record = json.loads((tmp_path / "out" / "retrain_speed.json").read_text())
-    (row,) = record["rows"]
-    assert row["same_again"]
-    assert row["difference_from_plain"] == 0
-    assert row["correlation_with_plain"] == pytest.approx(1)
-    assert row["difference_of_replicates"] > 0
-    assert row["num_retrains"] == 20
-    assert record["code"]
-    assert record["command"].startswith("python -m bench.speed retrain --task digits")
-
-
 def test_correlation_of_known_orders():
     first = np.array([[1.0, 5.0], [2.0, 4.0], [3.0, 3.0]])
     assert mean_correlation(first, first) == pytest.approx(1)

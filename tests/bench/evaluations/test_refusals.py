@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from bench import speed
 from bench.arguments import run_cli
 from bench.evaluations.__main__ import main as evaluate
 from bench.publish.__main__ import main as publish
@@ -18,10 +17,6 @@ Main = Callable[[list[str]], int]
 
 def evaluation(name: str) -> Main:
     return lambda arguments: evaluate([name, *arguments])
-
-
-def retrain_speed(arguments: list[str]) -> int:
-    return speed.main(["retrain", *arguments])
 
 
 removal, mislabel, agreement = evaluation("removal"), evaluation("mislabel"), evaluation("agreement")
@@ -95,9 +90,6 @@ OTHER_SLIPS = [
     (calibration, ["--alpha", "abc"], '"abc" is no number; expected a fraction such as 0.1'),
     (calibration, ["--alpha", "2"], "2 is out of range; expected a fraction above 0 and below 1"),
     (limit, ["--out", "FILE"], "cannot be made: File exists"),
-    (retrain_speed, [*PLANTED_TASK, "--alpha", "0.5", "0.001"], "alpha 0.001 of 60 attributed examples keeps none"),
-    (retrain_speed, ["--alpha", "0.5", "--device", "gpu"], 'unknown device "gpu"'),
-    (retrain_speed, ["--alpha", "0.5", "--replicates", "3"], "every subset is retrained twice here"),
     (publish, ["leaderboard", "--results", "EMPTY"], "holds no rows; run `tda-bench lds"),
     (publish, ["report", "--results", "FILE"], "is no folder of results"),
     (truth, ["check", "EMPTY"], "has no truth.json; expected a folder made by `tda-bench truth"),
