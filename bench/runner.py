@@ -196,14 +196,10 @@ class Session:
 
     def reference_units(self, blocks: Sequence[Block]) -> list[Unit]:
         """The models that methods look at, other than base models."""
-        found: dict[str, Unit] = {}
-        for variant in self.active:
-            for scorer, _ in [one for block in blocks for one in self.scorers(variant, *block)]:
-                for member in scorer.members:
-                    if member.question.reference is not None:
-                        unit = member.question.model_unit(self.execution.device)
-                        found[unit.key] = unit
-        return list(found.values())
+        scorers = [one for variant in self.active for block in blocks for one, _ in self.scorers(variant, *block)]
+        looked_at = [member.question for scorer in scorers for member in scorer.members]
+        units = [one.model_unit(self.execution.device) for one in looked_at if one.reference is not None]
+        return list({unit.key: unit for unit in units}.values())
 
     # ---- retraining ----
 
@@ -213,12 +209,11 @@ class Session:
         units = [*self.base_units(self.experiment.seeds), *(unit for some in by_plan.values() for unit in some)]
         jobs = {"name": f"{self.task.name} ground truth", "progress": self.execution.progress, **self.execution.jobs}
         entries = obtain(units, self.store, force=self.execution.force, **jobs)
-        if further := self.further(self.active):
-            jobs["name"] = f"{self.task.name} further retrains"
-            make_units(further, self.store, force=self.execution.force, **jobs)
-        if references := self.reference_units(self.blocks):
-            jobs["name"] = f"{self.task.name} reference models"
-            make_units(references, self.store, force=self.execution.force, **jobs)
+        others = {"further retrains": self.further(self.active), "reference models": self.reference_units(self.blocks)}
+        for what, some in others.items():
+            if some:
+                jobs["name"] = f"{self.task.name} {what}"
+                make_units(some, self.store, force=self.execution.force, **jobs)
         found = {}
         for block in self.blocks:
             for plan in self.plans(*block):
@@ -372,13 +367,13 @@ def retraining_time(session: Session) -> tuple[float, str]:
     present = set() if execution.force else {key for _, key in session.store.present((u.kind, u.key) for u in wanted)}
     missing = {unit.key: unit.config for unit in wanted if unit.key not in present}
     full = sum(config["alpha"] * config["alpha_attribution"] for config in missing.values())
-    entry, each = _base_training(session)
+    is_there, each = _base_training(session)
     at_once = 1
     if execution.jobs.get("cluster") == "local":
         at_once = execution.jobs.get("jobs") or (os.cpu_count() or 1 if device.type == "cpu" else 1)
     if not missing or not each or execution.jobs.get("cluster") == "slurm":
         return 0.0, ""
-    seconds = each * (full + (entry is None)) / at_once
+    seconds = each * (full + (not is_there)) / at_once
     asked = {one.label: len({unit.key for unit in session.further([one])} & missing.keys()) for one in session.active}
     own = "".join(f", {count} of them for {label} alone" for label, count in asked.items() if count)
     words = f"about {duration(seconds)} to retrain {len(missing)} models{own}, {at_once} at once; scoring comes on top"
@@ -390,46 +385,42 @@ def sampling_time(session: Session) -> tuple[float, str]:
     task, execution = session.task, session.execution
     seen = len(task.train_data) * getattr(task, "epochs", 0)
     low = high = 0.0
-    names = []
+    labels = []
     for variant, block in [(one, block) for one in session.active for block in session.blocks]:
         method, again = variant.method, execution.force or execution.rescore
         if isinstance(method, ChainSettings) and (again or not session.is_scored(variant, *block)):
             size = session.question(*block).size(execution.device)
             # A draw takes a step by a minibatch and every loss, which is a third of a step's work.
             examples = method.thinning * method.minibatch + (size.num_attributed + size.num_queries) / 3
-            fewest, most = (method.draws, method.draws) if method.draws else (FEWEST_DRAWS, MOST_DRAWS)
-            low += (method.burn_in + fewest) * method.chains * variant.models * examples
-            high += (method.burn_in + most) * method.chains * variant.models * examples
-            names.append(variant.label)
-    if not names or not seen or choose_device(execution.device).type != "cpu":
+            examples *= method.chains * variant.models
+            low += (method.burn_in + (method.draws or FEWEST_DRAWS)) * examples
+            high += (method.burn_in + (method.draws or MOST_DRAWS)) * examples
+            labels.append(variant.label)
+    if not labels or not seen or choose_device(execution.device).type != "cpu":
         return 0.0, ""
     each = _base_training(session)[1] / seen
     least = f"{duration(low * each)} to " if low < high else ""
-    words = f"about {least}{duration(high * each)} to sample the chains of {', '.join(dict.fromkeys(names))}"
+    words = f"about {least}{duration(high * each)} to sample the chains of {', '.join(dict.fromkeys(labels))}"
     return high * each, words if each else ""
 
 
-def _base_training(session: Session) -> tuple[Any, float]:
-    """The first base model's entry where there is one, and the seconds of a training on everything."""
-    base = checkpoint_unit(session.task, session.blocks[0][0], 0, session.execution.device)
-    entry = session.store.read(base.kind, base.config)
-    if entry is not None:
-        return entry, entry.record["seconds"]
-    return None, _seconds_of_training(session.task, choose_device(session.execution.device))
-
-
-def _seconds_of_training(task: Task, device: Any) -> float:
-    """On the whole training set, by the second of two steps; 0 of a task that does not say its epochs."""
-    epochs, few = getattr(task, "epochs", 0), task.train_data.select(range(min(64, len(task.train_data))))
+def _base_training(session: Session) -> tuple[bool, float]:
+    """Whether the first base model is there, and the seconds of a training on everything, from it or from two steps."""
+    task, device = session.task, choose_device(session.execution.device)
+    base = checkpoint_unit(task, session.blocks[0][0], 0, session.execution.device)
+    if (entry := session.store.read(base.kind, base.config)) is not None:
+        return True, entry.record["seconds"]
+    few = task.train_data.select(range(min(64, len(task.train_data))))
     try:
         with torch.random.fork_rng(), cpu_threads(1 if device.type == "cpu" else 0):
             model, batch = task.build_model(0).to(device).train(), few.to(device)
             for _ in range(2):
                 start = now(device)
                 task.example_loss(model, (batch.inputs, batch.targets)).mean().backward()
-            return (now(device) - start) / len(few) * len(task.train_data) * epochs
+            steps = len(task.train_data) / len(few) * getattr(task, "epochs", 0)  # 0 of a task that does not say
+            return False, (now(device) - start) * steps
     except Exception:  # an estimate is not worth a failure; the training itself will say what is wrong
-        return 0.0
+        return False, 0.0
 
 
 def _state(cached: bool, again: bool, todo: str) -> str:

@@ -23,9 +23,10 @@ import numpy as np
 import torch
 from torch import nn
 
+import bench.arguments as options
+import retrain.safe_files as files
 from baselines.method import Attribution, Problem, load_method
 from baselines.support.kept_rows import KEPT_ROWS, KeptRows
-from bench.arguments import Parser, add_method_arguments, add_task_arguments, at_least, check_out, run_cli, share
 from bench.experiment import execution_of, experiment_of
 from bench.ground_truth import AttributionProblem
 from bench.measure import metered
@@ -35,16 +36,6 @@ from bench.tables import bytes_text, duration, table
 from retrain.errors import UsageError
 from retrain.examples import Examples
 from retrain.plugins import plugin_reference
-from retrain.safe_files import (
-    folder_bytes,
-    make_folder,
-    read_arrays,
-    read_checked,
-    read_safetensors,
-    whole_file,
-    write_safetensors,
-    write_whole,
-)
 from retrain.units import choose_device, task_from, task_specification
 
 CONTENT, MODEL, FIT, ROWS = "store.json", "model-{}.safetensors", "fit.safetensors", "rows.npy"
@@ -82,13 +73,13 @@ class Answer:
 
 def make_store(session: Session, folder: str | Path, most_bytes: float = MOST_BYTES) -> list[list[str]]:
     """A line a method: its label, what a fresh run took, and what is kept of it."""
-    folder = make_folder(folder)
+    folder = files.make_folder(folder)
     (block,) = session.blocks
     question, kept, lines = session.question(*block), dict[str, dict[str, Any]](), list[list[str]]()
 
     def keep(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-        with whole_file(path) as file:
-            write_safetensors(
+        with files.whole_file(path) as file:
+            files.write_safetensors(
                 file, {name: value.detach().cpu().contiguous().numpy() for name, value in tensors.items()}
             )
 
@@ -99,7 +90,7 @@ def make_store(session: Session, folder: str | Path, most_bytes: float = MOST_BY
 
     for variant in session.active:
         method, scorer = variant.method, session.scorer(variant, *block)
-        place = make_folder(folder / variant.label)
+        place = files.make_folder(folder / variant.label)
         kept_rows = KeptRows.fresh(place / ROWS, most_bytes)
         with session.store.scratch() as scratch:
             problem = problem_of(question, scorer.model, session.store, session.execution.device, scratch)
@@ -126,9 +117,9 @@ def make_store(session: Session, folder: str | Path, most_bytes: float = MOST_BY
             "num_queries": len(problem.queries),
         }
         seconds = duration(fitted.seconds + scored.seconds)
-        lines.append([variant.label, str(len(problem.queries)), seconds, bytes_text(folder_bytes(place))])
+        lines.append([variant.label, str(len(problem.queries)), seconds, bytes_text(files.folder_bytes(place))])
     content = {"task": task_specification(session.task), "question": question.plain_data(), "methods": kept}
-    write_whole(folder / CONTENT, json.dumps(content, indent=1))
+    files.write_whole(folder / CONTENT, json.dumps(content, indent=1))
     return lines
 
 
@@ -140,7 +131,7 @@ class ScoreStore:
 
     def __init__(self, folder: str | Path, device: str = "auto", **options: Any):
         self.folder, self.device = Path(folder), choose_device(device)
-        self.content = msgspec.convert(read_checked(self.folder / CONTENT, Content), Content)
+        self.content = msgspec.convert(files.read_checked(self.folder / CONTENT, Content), Content)
         specification = json.loads(self.content.task)
         specification["options"] |= options
         self.task = task_from(json.dumps(specification, sort_keys=True))
@@ -148,7 +139,7 @@ class ScoreStore:
 
     def model(self, number: int) -> nn.Module:
         """That was looked at, or a further one that a method asked for."""
-        model, arrays = self.task.build_model(0), read_safetensors(self.folder / MODEL.format(number))
+        model, arrays = self.task.build_model(0), files.read_safetensors(self.folder / MODEL.format(number))
         model.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
         return model.to(self.device).eval()
 
@@ -170,34 +161,34 @@ class ScoreStore:
                 attributed_indices=self.question.attributed_indices(), seed=self.question.seed, device=self.device,
                 scratch=Path(scratch), shared=rows,
             )  # fmt: skip
-            fit = {name: torch.from_numpy(array) for name, array in read_safetensors(place / FIT).items()}
+            fit = {name: torch.from_numpy(array) for name, array in files.read_safetensors(place / FIT).items()}
             return problem, method.unpack_fit(problem, fit) if fit else None
 
         with tempfile.TemporaryDirectory() as scratch:
             (problem, state), loaded = metered(load, self.question.seed, self.device, threads)
             found, scored = metered(lambda: method.score(problem, state), self.question.seed, self.device, threads)
         fresh = kept.fit_seconds + kept.score_seconds
-        return Answer(found, loaded.seconds, scored.seconds, fresh, folder_bytes(place))
+        return Answer(found, loaded.seconds, scored.seconds, fresh, files.folder_bytes(place))
 
 
 # ---- commands ----
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="tda-bench store", description="Fitted methods in a folder, and new queries scored by them.")
+    about = "Fitted methods in a folder, and new queries scored by them."
+    parser = options.Parser(prog="tda-bench store", description=about)
     commands = parser.add_subparsers(dest="command", required=True)
     making = commands.add_parser("make", help="fit methods, and keep what new queries need")
-    add_task_arguments(making)
-    add_method_arguments(making, ("kfac", "trak", "gradsim"))
-    add = making.add_argument
-    add("--seed", dest="seeds", nargs=1, type=at_least(0), help="the base model's, as in lds (default: 1)")
-    add("--alpha-attribution", nargs=1, type=share, help="share of the training set (default: the task's)")
-    add("--out", required=True, metavar="FOLDER", help="where the store is made")
+    options.add_task_arguments(making)
+    options.add_method_arguments(making, ("kfac", "trak", "gradsim"))
+    options.add_block_arguments(making, nargs=1)
+    making.add_argument("--out", required=True, metavar="FOLDER", help="where the store is made")
     making.set_defaults(alpha=[0.5], queries=1)  # nothing is retrained, and a query makes every gradient needed
     asking = commands.add_parser("ask", help="score new queries")
     add = asking.add_argument
     add("folder", help="of `store make`, wherever it lies now")
-    add("--queries", nargs="+", type=at_least(0), default=[0], metavar="K", help="of the task's (default: the first)")
+    which = "of the task's (default: the first)"
+    add("--queries", nargs="+", type=options.at_least(0), default=[0], metavar="K", help=which)
     add("--inputs", metavar="FILE", help="queries of your own: an .npz or .safetensors with `inputs` and `targets`")
     add("--methods", nargs="+", metavar="LABEL", help="of the store's (default: all)")
     add("--data-dir", help="folder with the task's data on this machine")
@@ -209,11 +200,11 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = make_parser().parse_args(argv)
     work = make_command if arguments.command == "make" else ask_command
-    return run_cli(f"tda-bench store {arguments.command}", lambda: work(arguments), "nothing was written")
+    return options.run_cli(f"tda-bench store {arguments.command}", lambda: work(arguments), "nothing was written")
 
 
 def make_command(arguments: argparse.Namespace) -> int:
-    check_out(arguments.out)
+    options.check_out(arguments.out)
     session = Session(experiment_of(arguments), execution_of(arguments))
     session.report_skipped()
     print(table(["method", "queries", "fresh run", "kept"], make_store(session, arguments.out)))
@@ -224,7 +215,7 @@ def ask_command(arguments: argparse.Namespace) -> int:
     here = {"data_dir": arguments.data_dir} if arguments.data_dir else {}
     store, lines = ScoreStore(arguments.folder, arguments.device, **here), []
     if arguments.inputs:
-        arrays = read_arrays(arguments.inputs, follow_links=True)
+        arrays = files.read_arrays(arguments.inputs, follow_links=True)
         if missing := {"inputs", "targets"} - set(arrays):
             raise UsageError(f"{arguments.inputs} has no {' and no '.join(sorted(missing))}")
         queries = Examples(torch.from_numpy(arrays["inputs"]), torch.from_numpy(arrays["targets"]))
@@ -238,7 +229,7 @@ def ask_command(arguments: argparse.Namespace) -> int:
         times = [duration(one) for one in (answer.load_seconds, answer.score_seconds, answer.fresh_seconds)]
         lines.append([label, str(len(queries)), *times, f"{part:.2f}", bytes_text(answer.num_bytes)])
         if arguments.out:
-            np.save(make_folder(arguments.out) / f"{label}.npy", answer.attribution.scores.numpy())
+            np.save(files.make_folder(arguments.out) / f"{label}.npy", answer.attribution.scores.numpy())
     if arguments.out:
         np.save(Path(arguments.out) / "attributed.npy", store.question.attributed_indices())
     print(table(["method", "queries", "load", "score", "fresh run", "of fresh", "kept"], lines))

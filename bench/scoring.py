@@ -131,16 +131,14 @@ class Scorer:
         known = {"task": asked.task.scoring_config, "seed": asked.seed, **asked.reference_config()}
         return {**known, **self._made_by(self.method.fit_config)}
 
-    def part_config(self, part: int) -> dict[str, Any]:
-        return {**self.config, "part": part}
-
     def plan_config(self, plan: Plan) -> dict[str, Any]:
         names = ("alpha", "scheme", "num_subsets", "stream")
         # With the code that draws subsets and sums over them: neither is any method's.
         made_by = {"summed_by": source_fingerprint("bench.prediction", "retrain.subsets")}
         return {**self.config, "plan_seed": plan.seed, **{name: getattr(plan, name) for name in names}, **made_by}
 
-    def _unit(self, kind: str, config: dict[str, Any], call: str, plans: Sequence[Plan] = (), part: int = 0) -> Unit:
+    def unit(self, kind: str, config: dict[str, Any], plans: Sequence[Plan] = (), part: int = 0) -> Unit:
+        """Of a kind that `make_fit`, `make_part` and `make_scores` make: fit, part or scores."""
         question, method = self.question, self.method
         payload = {
             "task": task_specification(question.task),
@@ -156,18 +154,14 @@ class Scorer:
             "device": self.device_name,
             "driver": os.getpid(),  # whose terminal shows a bar; in any other process progress goes to a file
         }
-        return Unit(kind=kind, config=config, call=f"bench.scoring:{call}", payload=json.loads(json.dumps(payload)))
-
-    def fit_unit(self) -> Unit:
-        return self._unit("fit", self.fit_config, "make_fit")
+        return Unit(
+            kind=kind, config=config, call=f"bench.scoring:make_{kind}", payload=json.loads(json.dumps(payload))
+        )
 
     def part_units(self) -> list[Unit]:
         """Empty for a method that scores in one piece."""
-        count = self.method.num_parts()
-        return [self._unit("part", self.part_config(k), "make_part", part=k) for k in range(count)] if count > 1 else []
-
-    def score_unit(self, plans: Sequence[Plan]) -> Unit:
-        return self._unit("scores", self.config, "make_scores", plans)
+        parts = range(self.method.num_parts())
+        return [self.unit("part", {**self.config, "part": k}, part=k) for k in parts] if len(parts) > 1 else []
 
     # ---- what is there ----
 
@@ -200,7 +194,7 @@ class Scorer:
             return []
         if entry is not None:  # not finite: evidence, not a result; or too large to have been kept, and asked for anew
             self.forget(plans, fits=False)
-        return [self.score_unit(plans)]
+        return [self.unit("scores", self.config, plans)]
 
     def predictions(self, plans: Sequence[Plan]) -> list[Prediction]:
         """One a plan, from the store; `missing` says what has to be made first."""
@@ -216,10 +210,10 @@ class Scorer:
             ]
         return [prediction for prediction in found if prediction is not None]
 
-    def divergence(self) -> tuple[str, np.ndarray] | None:
-        """Why an earlier attempt at these scores ran away, and its mean losses (chains, draws)."""
+    def divergence(self) -> tuple[str, np.ndarray]:
+        """Why an earlier attempt at these scores ran away, and its mean losses (chains, draws); else empty."""
         left = ResumeState.of(self.store, "scores", self.store.key("scores", self.config)).load(DIVERGED)
-        return None if left is None else (left[1].get("reason", ""), left[0]["mean_losses"])
+        return ("", np.empty((0, 0))) if left is None else (left[1].get("reason", ""), left[0]["mean_losses"])
 
     def make(self, plans: Sequence[Plan], **jobs: Any) -> list[Prediction]:
         """The predictions, made where they are missing; raises what the method raises."""
@@ -229,9 +223,7 @@ class Scorer:
 
     def _stored_prediction(self, plan: Plan) -> Prediction | None:
         entry = self.store.read("predictions", self.plan_config(plan))
-        if entry is None:
-            return None
-        return prediction_of(entry.arrays, entry.record)
+        return None if entry is None else prediction_of(entry.arrays, entry.record)
 
     def keep_prediction(self, plan: Plan, attribution: Attribution, record: Mapping[str, Any]) -> Prediction:
         masks = _masks_of(plan, self.question.task)
@@ -305,8 +297,8 @@ def attribution_of(entry: Entry) -> Attribution:
 
     names = [name.removesuffix("/scores") for name in entry.arrays if name.endswith("/scores")]
     components = {name: one(f"{name}/") for name in names}
-    kept = {TRAIN_COVARIANCE: entry.arrays.get(TRAIN_COVARIANCE)}
-    arrays = {name: torch.from_numpy(np.array(value)) for name, value in kept.items() if value is not None}
+    covariance = entry.arrays.get(TRAIN_COVARIANCE)
+    arrays = {} if covariance is None else {TRAIN_COVARIANCE: torch.from_numpy(np.array(covariance))}
     return one("", diagnostics=entry.record.get("diagnostics", {}), components=components, arrays=arrays)
 
 
@@ -380,23 +372,12 @@ def problem_of(
             "training_seeds": reference.seeds(question.checkpoint),
         }
     return Problem(
-        task=question.task,
-        model=model,
-        train=question.train,
-        attributed_indices=question.attributed_indices(),
-        queries=question.queries,
-        output=question.output,
-        seed=question.seed,
-        device=choose_device(device_name),
-        scratch=scratch,
-        checkpoint_number=question.checkpoint,
-        checkpoint=checkpoint,
+        task=question.task, model=model, train=question.train, attributed_indices=question.attributed_indices(),
+        queries=question.queries, output=question.output, seed=question.seed, device=choose_device(device_name),
+        scratch=scratch, checkpoint_number=question.checkpoint, checkpoint=checkpoint, scores_of=scores_of,
         retrained=partial(obtain_extra_retrains, *asked) if question.extra_retrain_plan else None,
-        scores_of=scores_of,
-        bill=bill,
-        progress=progress_bar,
-        **known,
-    )
+        bill=bill, progress=progress_bar, **known,
+    )  # fmt: skip
 
 
 def _scores_of(scorer: Scorer, bill: Bill, fitted: set[tuple[Method, int]], learnt: bool) -> Attribution:
@@ -503,7 +484,9 @@ class WorkerContext:
             scorer, method = self.scorer, self.scorer.method
             entry = scorer.store.read("fit", scorer.fit_config) if scorer.keeps_fit else None
             if scorer.keeps_fit and entry is None:
-                report = run_units([scorer.fit_unit()], scorer.store, **ONCE)  # claimed: whoever else needs it waits
+                report = run_units(
+                    [scorer.unit("fit", scorer.fit_config)], scorer.store, **ONCE
+                )  # claimed: whoever else needs it waits
                 if report.failed:
                     ((key, reason),) = report.failed.items()
                     raise MethodFailedError(reason.splitlines()[0]) from report.traceback_of(key)
@@ -564,7 +547,10 @@ class Snapshot:
         }
         named = {id(tensor): (what, tensor) for what, tensors in given.items() for tensor in tensors}
         # Held here as well: a method that asks another one clears what a process keeps.
-        self.copies = [(what, tensor, _copy_of(tensor)) for what, tensor in named.values()]
+        for _, tensor in named.values():
+            if tensor not in _copies:
+                _copies[tensor] = tensor.detach().clone()
+        self.copies = [(what, tensor, _copies[tensor]) for what, tensor in named.values()]
 
     def put_back(self) -> list[str]:
         """What was changed; it is as before now."""
@@ -577,12 +563,6 @@ class Snapshot:
             with torch.no_grad():
                 tensor.copy_(copy) if tensor.shape == copy.shape else tensor.set_(copy.clone())
         return list(dict.fromkeys(changed))
-
-
-def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor not in _copies:
-        _copies[tensor] = tensor.detach().clone()
-    return _copies[tensor]
 
 
 def run_stage(method: Method, problem: Problem, work: Any) -> tuple[Any, Cost]:

@@ -133,10 +133,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_task_arguments(parser)
     options.add_method_arguments(parser, TIMED_METHODS)
     options.add_query_arguments(parser)
+    options.add_block_arguments(parser, nargs=1)
     add = parser.add_argument
-    attributed = "share of the training set attributed (default: the task's)"
-    add("--alpha-attribution", nargs=1, type=options.share, help=attributed)
-    add("--seed", dest="seeds", nargs=1, type=at_least(0), help="of the checkpoint and the methods (default: 1)")
     add("--repeats", type=at_least(1), default=3, help="timed runs, of which the (lower) median counts (default: 3)")
     add("--out", help="folder for the record (default: nothing is written)")
     parser.set_defaults(alpha=[0.5])  # nothing is retrained

@@ -18,16 +18,8 @@ import numpy as np
 import pandas as pd
 import torch
 
+import bench.arguments as options
 from baselines.method import Attribution
-from bench.arguments import (
-    RUNS,
-    add_cluster_arguments,
-    add_method_arguments,
-    add_query_arguments,
-    add_task_arguments,
-    at_least,
-    share,
-)
 from bench.experiment import Execution, Experiment, asked_for, execution_of
 from bench.ground_truth import make_units, obtain
 from bench.methods import Variant
@@ -48,16 +40,14 @@ Block = tuple[int, float]  # seed, share of the training set that is attributed
 
 def add_shared_arguments(parser: argparse.ArgumentParser, queries: bool = True) -> None:
     """Task, methods, queries, seeds, where it runs and where records go. queries: whether there are any."""
-    add_task_arguments(parser)
-    add_method_arguments(parser)
+    options.add_task_arguments(parser)
+    options.add_method_arguments(parser)
     if queries:
-        add_query_arguments(parser)
+        options.add_query_arguments(parser)
         add_scores_argument(parser)
-    add = parser.add_argument
-    add("--alpha-attribution", nargs="+", type=share, help="share of the training set attributed (default: the task's)")
-    add("--seeds", "--seed", nargs="+", type=at_least(0), help="whole experiments to repeat (default: 1)")
-    add("--out", default=RUNS, help="where records go, a folder each (default: %(default)s)")
-    add_cluster_arguments(parser)
+    options.add_block_arguments(parser)
+    parser.add_argument("--out", default=options.RUNS, help="where records go, a folder each (default: %(default)s)")
+    options.add_cluster_arguments(parser)
 
 
 def add_scores_argument(parser: argparse.ArgumentParser) -> None:

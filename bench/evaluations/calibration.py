@@ -12,15 +12,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+import bench.arguments as options
 import bench.evaluations as evaluations
-from bench.arguments import (
-    RUNS,
-    add_cluster_arguments,
-    add_method_arguments,
-    add_plan_arguments,
-    add_query_arguments,
-    add_task_arguments,
-)
 from bench.evaluations import MetricResult, groups_of, measured
 from bench.experiment import execution_of, experiment_of
 from bench.metrics import MINIMUM_SUBSETS
@@ -29,21 +22,17 @@ from bench.runner import Session
 from bench.tables import short_number, table
 
 # Statistic -> its name in rows. Only the last is ranked: a slope is best at 1, and without rescaling R2 says the same.
-CALIBRATION_METRICS = {
-    "slope": "calibration slope",
-    "r2": "calibration R2",
-    "r2_rescaled": "calibration R2 rescaled",
-}
+CALIBRATION_METRICS = {"slope": "calibration slope", "r2": "calibration R2", "r2_rescaled": "calibration R2 rescaled"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_task_arguments(parser)
-    add_plan_arguments(parser, MINIMUM_SUBSETS)
-    add_method_arguments(parser)
-    add_query_arguments(parser)
+    options.add_task_arguments(parser)
+    options.add_plan_arguments(parser, MINIMUM_SUBSETS)
+    options.add_method_arguments(parser)
+    options.add_query_arguments(parser)
     evaluations.add_scores_argument(parser)
-    parser.add_argument("--out", default=RUNS, help="where records go, a folder each (default: %(default)s)")
-    add_cluster_arguments(parser)
+    parser.add_argument("--out", default=options.RUNS, help="where records go, a folder each (default: %(default)s)")
+    options.add_cluster_arguments(parser)
 
 
 def evaluate(arguments: argparse.Namespace) -> MetricResult:

@@ -10,18 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import bench.arguments as options
 from bench.api import scored
-from bench.arguments import (
-    RUNS,
-    Parser,
-    add_method_arguments,
-    add_query_arguments,
-    add_task_arguments,
-    at_least,
-    check_out,
-    run_cli,
-    share,
-)
+from bench.arguments import at_least
 from bench.experiment import execution_of, experiment_of
 from bench.ground_truth import base_model
 from bench.inspect import choose_queries, influential, tokens, words
@@ -41,14 +32,14 @@ ABOUT = {
 
 def make_parser(what: str) -> argparse.ArgumentParser:
     also = [f"  {name:8} {ABOUT[name]}" for name in ("tokens", "words")]
-    parser = Parser(
+    parser = options.Parser(
         prog="python -m bench.inspect" if what == "inspect" else f"python -m bench.inspect {what}",
         description=ABOUT[what],
         epilog="\n".join(["also:", *also]) if what == "inspect" else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add_method_arguments(parser, {"tokens": ("bif",), "words": words.METHODS}.get(what, METHODS))
+    options.add_method_arguments(parser, {"tokens": ("bif",), "words": words.METHODS}.get(what, METHODS))
     if what == "tokens":
         chosen = parser.add_mutually_exclusive_group()
         pairs = "indices of the task's data"
@@ -63,17 +54,16 @@ def make_parser(what: str) -> argparse.ArgumentParser:
         add("--query", nargs="+", type=at_least(0), metavar="INDEX", help=which)
         add("--top", type=at_least(1), default=EXAMPLES, help="most helpful and harmful of each (default: %(default)s)")
         add("--scores", choices=("raw", "normalised"), default="raw", help="divided by each example's scale, or not")
-    add_task_arguments(parser)
-    add_query_arguments(parser)
-    add("--seed", dest="seeds", nargs=1, type=at_least(0), help="the experiment, as in lds (default: 1)")
-    add("--alpha-attribution", nargs=1, type=share, help="share of the training set (default: the task's)")
-    add("--out", default=f"{RUNS}/{what}", help="where to write (default: %(default)s)")
+    options.add_task_arguments(parser)
+    options.add_query_arguments(parser)
+    options.add_block_arguments(parser, nargs=1)
+    add("--out", default=f"{options.RUNS}/{what}", help="where to write (default: %(default)s)")
     parser.set_defaults(alpha=[0.5])  # nothing is retrained
     return parser
 
 
 def inspect_examples(arguments: argparse.Namespace, command: str, prog: str) -> int:
-    check_out(arguments.out)
+    options.check_out(arguments.out)
     arguments.methods = arguments.methods or list(METHODS)
     arguments.query_split = arguments.query_split or "all"
     experiment = experiment_of(arguments)
@@ -112,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser(what)
     arguments = parser.parse_args(given if what == "inspect" else given[1:])
     line = command_line("bench.inspect", given)
-    return run_cli(parser.prog, lambda: works[what](arguments, line, parser.prog), "nothing was written")
+    return options.run_cli(parser.prog, lambda: works[what](arguments, line, parser.prog), "nothing was written")
 
 
 if __name__ == "__main__":

@@ -110,10 +110,7 @@ def _halves(values: FloatArray, exists: BoolArray, order: IntArray, subsets: Int
 
 
 def noise_ceiling(
-    replicates: ArrayLike,
-    *,
-    present: ArrayLike | None = None,
-    within: GroupCounts | None = None,
+    replicates: ArrayLike, *, present: ArrayLike | None = None, within: GroupCounts | None = None
 ) -> Ceiling:
     """What LDS a perfect prediction could be expected to reach, from how well replicates agree with each other.
 

@@ -124,11 +124,7 @@ def _tables(
 
 
 def paired_difference(
-    truth: ArrayLike,
-    prediction_a: ArrayLike,
-    prediction_b: ArrayLike,
-    *,
-    within: GroupCounts | None = None,
+    truth: ArrayLike, prediction_a: ArrayLike, prediction_b: ArrayLike, *, within: GroupCounts | None = None
 ) -> Difference:
     """LDS of method a minus LDS of method b on the same truth: positive when a predicts better.
 

@@ -62,7 +62,7 @@ from bench.measure import measure
 from bench.methods import build_variants, parse_method_spec
 from bench.metrics.intervals import t_quantile
 from bench.prediction import subset_sums
-from bench.records import code_commit, code_fingerprint, read_pair, try_write, versions, write_pair
+from bench.records import provenance, read_pair, try_write, versions, write_pair
 from bench.scoring import AttributionProblem
 from bench.tables import number, table
 from retrain.errors import UsageError, error_line
@@ -71,7 +71,7 @@ from retrain.progress import bar
 from retrain.store import Store, canonical_json, default_cache
 from retrain.subsets import masks
 from retrain.task import Task
-from retrain.tasks import available_tasks, load_task
+from retrain.tasks import load_task
 from retrain.train import one_thread
 from retrain.units import Plan
 
@@ -178,12 +178,8 @@ def record_task(folder: Path, task: Task, store: Store) -> TaskBaseline:
     }
     arrays = {"losses": losses.mean(axis=0).astype(np.float32), "queries": queries.astype(np.int64)}
     arrays |= {f"weights.{name}": np.asarray(value) for name, value in entry.arrays.items()}
-    write_pair(folder / task.name, BASELINE_FORMAT, arrays, record | made_by())
+    write_pair(folder / task.name, BASELINE_FORMAT, arrays, record | provenance())
     return TaskBaseline(record, arrays["losses"], found.masks, dict(entry.arrays), queries)
-
-
-def made_by() -> dict[str, Any]:
-    return {"versions": versions(), "commit": code_commit(), "code": code_fingerprint()}
 
 
 def has_method_baseline(folder: Path, task: str, label: str) -> bool:
@@ -210,11 +206,6 @@ class Timing:
 
     def as_recorded(self) -> dict[str, Any]:
         return {"cpu_seconds": self.cpu_seconds, "kernel_cpu_seconds": {"training": self.kernel}, "busy": self.busy}
-
-    @classmethod
-    def of_record(cls, recorded: dict[str, Any]) -> "Timing":
-        """Older baselines have another kernel and seconds of the wall, too."""
-        return cls(recorded["cpu_seconds"], recorded["kernel_cpu_seconds"]["training"], recorded["busy"])
 
 
 @dataclass
@@ -289,15 +280,11 @@ class GateRunner:
         with tempfile.TemporaryDirectory(prefix="tda-bench-gate-") as scratch, one_thread(self.device):
             torch.set_num_threads(self.task.cpu_threads or 1)  # the kernel gets as many as the method
             problem = Problem(
-                task=self.task,
-                model=self.model,
-                train=self.task.train_data,
+                task=self.task, model=self.model, train=self.task.train_data,
                 attributed_indices=np.arange(len(self.task.train_data)),
-                queries=self.task.query_data.select(self.recorded.queries),
-                seed=seed,
-                device=self.device,
+                queries=self.task.query_data.select(self.recorded.queries), seed=seed, device=self.device,
                 scratch=Path(scratch),
-            )
+            )  # fmt: skip
             before = self.kernel_runs()
             answer, _ = measure(stages, problem)
             runs = np.array([*before, *self.kernel_runs()])
@@ -375,7 +362,7 @@ def record_method(runner: GateRunner, method: Method, num_seeds: int) -> MethodB
         "values": values,
         "per_query_lds": metrics.spearman_per_column(runner.recorded.losses, prediction).round(4).tolist(),
         "diagnostics": samples[middle].diagnostics,
-        **made_by(),
+        **provenance(),
     }
     return MethodBaseline(record, (total / len(rows)).astype(np.float16), prediction)
 
@@ -472,10 +459,10 @@ def judge_agreement(samples: Sequence[Sample], reference: MethodBaseline) -> Che
 
 def usual_cost(reference: MethodBaseline) -> float:
     """The baseline's processor seconds in units of the kernel: the median of its quiet timings, where it has some."""
-    timings = [Timing.of_record(timing) for timing in reference.values["timing"]]
-    quiet = [timing for timing in timings if not timing.busy]
+    timings = reference.values["timing"]  # older baselines have another kernel, too
+    quiet = [timing for timing in timings if not timing["busy"]]
     counted = quiet if len(quiet) >= QUIET_TIMINGS else timings
-    return float(np.median([one.cpu_seconds / one.kernel for one in counted]))
+    return float(np.median([one["cpu_seconds"] / one["kernel_cpu_seconds"]["training"] for one in counted]))
 
 
 def judge_cost(first: Timing, reference: MethodBaseline, again: Callable[[], Timing], only_warn: bool = False) -> Check:
@@ -515,7 +502,7 @@ class Verdict:
 
 
 def gate(
-    runner: GateRunner, label: str, method: Method, reference: MethodBaseline, seed: int, only_warn: bool = False
+    runner: GateRunner, label: str, method: Method, reference: MethodBaseline, seed: int, only_warn: bool
 ) -> Verdict:
     """Runs a method and judges it; whatever the method raises is a failed verdict, not the end of the gate."""
     start, verdict = time.perf_counter(), Verdict(runner.task.name, label)
@@ -562,7 +549,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def chosen_tasks(arguments: argparse.Namespace, folder: Path) -> list[str]:
-    present = [name for name in GATED_TASKS if name in available_tasks() and (folder / f"{name}.json").exists()]
+    present = [name for name in GATED_TASKS if (folder / f"{name}.json").exists()]
     chosen = arguments.task or present or (["digits"] if arguments.update else [])
     if not chosen:
         own = f" --methods {' '.join(arguments.methods)}" if arguments.methods else ""
@@ -595,12 +582,9 @@ def update(arguments: argparse.Namespace, folder: Path) -> int:
             start = time.perf_counter()
             found = record_method(runner, method, BASELINE_SEEDS)
             lds, agreements = (np.asarray(found.values[name]) for name in ("lds", "agreement"))
-            print(
-                f"{task.name} {label}: LDS {lds.mean():.3f} +- {lds.std(ddof=1):.3f}, agreement "
-                f"{agreements.mean():.3f} +- {agreements.std(ddof=1):.3f} "
-                f"({BASELINE_SEEDS} seeds, {time.perf_counter() - start:.0f} s)",
-                flush=True,
-            )
+            told = f"LDS {lds.mean():.3f} +- {lds.std(ddof=1):.3f}, agreement {agreements.mean():.3f} +- "
+            told += f"{agreements.std(ddof=1):.3f} ({BASELINE_SEEDS} seeds, {time.perf_counter() - start:.0f} s)"
+            print(f"{task.name} {label}: {told}", flush=True)
             busy = [timing["busy"] for timing in found.values["timing"] if timing["busy"]]
             if len(lds) - len(busy) < QUIET_TIMINGS:
                 print(f"warning, {label} on {task.name}: its cost was recorded on a busy machine ({busy[0]})")
@@ -611,7 +595,7 @@ def update(arguments: argparse.Namespace, folder: Path) -> int:
 
 def gate_all(arguments: argparse.Namespace, folder: Path) -> int:
     """Judges every method that was asked for, prints the table, and then writes the JUnit file."""
-    runs = []
+    runs, settings = [], (arguments.seed, arguments.cost == "warn")
     for name in chosen_tasks(arguments, folder):
         task = load_task(name)
         recorded = read_task_baseline(folder, task)
@@ -620,11 +604,7 @@ def gate_all(arguments: argparse.Namespace, folder: Path) -> int:
         runner = GateRunner(task, recorded)
         for label, method in chosen_methods(arguments, folder, task):
             runs.append((runner, label, method, read_method_baseline(folder, task.name, label)))
-    turns = bar(runs, desc="methods", unit="method", leave=False)
-    only_warn = arguments.cost == "warn"
-    verdicts = [
-        gate(runner, label, method, reference, arguments.seed, only_warn) for runner, label, method, reference in turns
-    ]
+    verdicts = [gate(*one, *settings) for one in bar(runs, desc="methods", unit="method", leave=False)]
     print(verdict_table(verdicts))
     write = lambda: ElementTree.ElementTree(junit(verdicts)).write(arguments.junit)  # noqa: E731
     if unwritten := try_write(write, arguments.junit) if arguments.junit else "":

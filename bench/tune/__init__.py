@@ -25,6 +25,7 @@ and ensemble size. Each setting is cached by itself, so an interrupted command g
 """
 
 import argparse
+import contextlib
 import hashlib
 import itertools
 import math
@@ -72,7 +73,6 @@ from retrain.jobs import run_units
 from retrain.progress import bar
 from retrain.reference import FULL, REFERENCES, SUBSET
 from retrain.store import canonical_json
-from retrain.task import Task
 from retrain.units import groups_of
 
 TRIES = 12
@@ -138,7 +138,7 @@ class SettingsGrid:
         if jobs.get("cluster", "inline") == "inline" or jobs.get("jobs") == 1:
             return
         scorers = [self.scorer(method) for method in methods]
-        units = [unit for scorer in scorers if not why_diverged(scorer) for unit in scorer.missing(self.plans)]
+        units = [unit for scorer in scorers if not scorer.divergence()[0] for unit in scorer.missing(self.plans)]
         if units:
             jobs = {"name": f"{self.task.name} settings", "progress": self.execution.progress, **ONCE, **jobs}
             self.failed |= run_units(units, self.store, **jobs).failed
@@ -146,11 +146,11 @@ class SettingsGrid:
     def predictions(self, scorer: Scorer) -> list[Prediction]:
         """One a plan. What ran away once is not tried again: it would, and in the same words."""
         try:
-            if reason := why_diverged(scorer) or self.failed.get(self.store.key("scores", scorer.config)):
+            if reason := scorer.divergence()[0] or self.failed.get(self.store.key("scores", scorer.config)):
                 raise MethodFailedError(reason)
             return scorer.make(self.plans, progress=False, traceback=self.execution.jobs.get("traceback", False))
         except (RuntimeError, FloatingPointError) as error:
-            raise MethodFailedError(why_diverged(scorer) or str(error)) from error
+            raise MethodFailedError(scorer.divergence()[0] or str(error)) from error
 
     def score(self, method: Method, swept: dict[str, Any]) -> dict[str, Any]:
         """LDS raw and normalised (the mean over alphas), seconds, loss traces; a reason where the method fails."""
@@ -198,21 +198,11 @@ def cost_of(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def traces_of(scorer: Scorer) -> list[list[float]]:
     """(chains, draws): the mean training loss of every chain, of diverged ones too; empty without chains."""
-    entry = scorer.store.read("scores", scorer.config)
+    entry, traces = scorer.store.read("scores", scorer.config), scorer.divergence()[1]
     if entry is not None and "mean_loss_trace" in entry.arrays:
         traces = entry.arrays["mean_loss_trace"]
-    elif (diverged := scorer.divergence()) is not None:
-        traces = diverged[1]
-    else:
-        return []
     # What ran away further could not be read back.
     return np.asarray(traces, dtype=np.float64).clip(-schema.LARGEST_NUMBER, schema.LARGEST_NUMBER).tolist()
-
-
-def why_diverged(scorer: Scorer) -> str:
-    """What an attempt at these scores that ran away said; empty where none did."""
-    diverged = scorer.divergence()
-    return "" if diverged is None else diverged[0]
 
 
 @dataclass(frozen=True)
@@ -221,7 +211,7 @@ class Outcome:
 
     grid: SettingsGrid
     result: dict[str, Any]
-    path: Path  # of the record
+    name: str  # of the record
     text: str  # the table
     remarks: Sequence[str] = ()  # what has no number, and why
     problems: Sequence[str] = ()  # what went wrong
@@ -397,11 +387,8 @@ def tune_method(blocks: Sequence[Any], name: str, tries: int) -> dict[str, Any]:
 def tunable_methods() -> list[str]:
     found = []
     for name in available_methods():
-        try:
-            if load_method(name).grid:
-                found.append(name)
-        except UsageError:
-            continue  # an extra that is not installed
+        with contextlib.suppress(UsageError):  # an extra that is not installed
+            found += [name] if load_method(name).grid else []
     return found
 
 
@@ -452,7 +439,7 @@ def tune(arguments: argparse.Namespace) -> Outcome:
     }
     path = out / (tuned_file(task, asked.reference, asked.alpha[0]) if by_alpha else tuned_file(task))
     result = without_nan({**grids[0].describe(), **told, "methods": found})
-    return Outcome(grids[0], result, out / "tune.json", show_choice(found), remarks=remarks, tuned=(path, tuned))
+    return Outcome(grids[0], result, "tune.json", show_choice(found), remarks, tuned=(path, tuned))
 
 
 def check_there_is_a_choice(names: Sequence[str], asked: Experiment) -> None:
@@ -488,12 +475,6 @@ def read_grid(texts: Sequence[str] | None, method: str) -> dict[str, list[Any]]:
     return grid
 
 
-def refuse_skipped(method: Method, task: Task) -> None:
-    """Before anything is retrained."""
-    if reason := method.skip(task):
-        raise UsageError(f"{method.name} cannot run on {task.name}: {reason}")
-
-
 def run_sweep(arguments: argparse.Namespace) -> Outcome:
     """Every cell on `tune`; the best by raw LDS, and the best by normalised, once more on `report`."""
     one_of_each(arguments, "alpha", "alpha_attribution", "seeds")
@@ -512,7 +493,8 @@ def run_sweep(arguments: argparse.Namespace) -> Outcome:
     combinations = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     methods = [tuning.method(name, **chosen) for chosen in combinations]
     check_named({name, methods[0].name}, tuning.task.name, experiment.options)
-    refuse_skipped(methods[0], tuning.task)
+    if reason := methods[0].skip(tuning.task):  # before anything is retrained
+        raise UsageError(f"{name} cannot run on {tuning.task.name}: {reason}")
     tuning.retrain()
     tuning.prepare(methods)
     shown = bar(methods, desc="cells", unit="cell", delay=2, leave=False)
@@ -533,8 +515,7 @@ def run_sweep(arguments: argparse.Namespace) -> Outcome:
         settings = ", ".join(f"{option} {setting_text(cell[option])}" for option in axes)
         remarks.append(f"no LDS at {settings}: {cell['reason']}")
     problems = ["no cell has an LDS"] if len(remarks) == len(cells) else []
-    path = Path(arguments.out) / "sweep.json"
-    return Outcome(tuning, result, path, show_sweep(result), remarks=remarks, problems=problems)
+    return Outcome(tuning, result, "sweep.json", show_sweep(result), remarks, problems)
 
 
 # ---- what is spent ----
@@ -549,8 +530,9 @@ def run_budget(arguments: argparse.Namespace) -> Outcome:
     variants = build_variants(experiment.methods, grid.task, experiment.options, experiment.settings)
     if others := [one.label for one in variants if one.method.name not in BUDGET_METHODS]:
         raise UsageError(f'--methods has "{others[0]}"; expected variants of {" or ".join(BUDGET_METHODS)}')
-    for variant in variants:
-        refuse_skipped(variant.method, grid.task)
+    if refused := [one for one in variants if one.method.skip(grid.task)]:  # before anything is retrained
+        reason = refused[0].method.skip(grid.task)
+        raise UsageError(f"{refused[0].label} cannot run on {grid.task.name}: {reason}")
     check_out(arguments.out)
     grid.retrain()
     curves: list[dict[str, Any]] = []
@@ -570,8 +552,7 @@ def run_budget(arguments: argparse.Namespace) -> Outcome:
             reason = point.get("reason", "undefined for every query")
             remarks.append(f"no LDS of {curve['label']} at {curve['axis']} {point['value']}: {reason}")
     problems = [f"no curve of {label}: {reason}" for label, reason in failed.items()]
-    path = Path(arguments.out) / "budget.json"
-    return Outcome(grid, result, path, show_budget(result), remarks=remarks, problems=problems)
+    return Outcome(grid, result, "budget.json", show_budget(result), remarks, problems)
 
 
 def bif_curves(grid: Any, method: Any, kinds: Sequence[bool]) -> list[dict[str, Any]]:
@@ -673,21 +654,24 @@ def show_budget(result: dict[str, Any]) -> str:
 
 # ---- the commands ----
 
-# Command -> what it says of itself, its work.
+# Command -> what it says of itself, its work, and what --methods are there.
 COMMANDS = {
-    "": (str(__doc__).split("\n")[0], tune),
-    "sweep": ("LDS against a grid of one method's settings.", run_sweep),
-    "budget": ("LDS against what is spent: draws, projections, seconds.", run_budget),
-}
-METHODS_HELP = {
-    "": "whose settings are chosen (default: every method that declares a grid)",
-    "sweep": "the one whose settings are swept (default: bif)",
-    "budget": "whose curves: bif, trak, trak@ridge=0, long=bif@draws=2500 ... (default: bif trak)",
+    "": (str(__doc__).split("\n")[0], tune, "whose settings are chosen (default: every method that declares a grid)"),
+    "sweep": (
+        "LDS against a grid of one method's settings.",
+        run_sweep,
+        "the one whose settings are swept (default: bif)",
+    ),
+    "budget": (
+        "LDS against what is spent: draws, projections, seconds.",
+        run_budget,
+        "whose curves: bif, trak, trak@ridge=0, long=bif@draws=2500 ... (default: bif trak)",
+    ),
 }
 
 
 def make_parser(command: str) -> argparse.ArgumentParser:
-    others = "\n".join(f"  {name:8} {words}" for name, (words, _) in COMMANDS.items() if name and not command)
+    others = "\n".join(f"  {name:8} {words}" for name, (words, *_) in COMMANDS.items() if name and not command)
     parser = Parser(
         prog=f"python -m bench.tune {command}".strip(),
         description=COMMANDS[command][0],
@@ -696,7 +680,7 @@ def make_parser(command: str) -> argparse.ArgumentParser:
     )
     add_task_arguments(parser)
     add = parser.add_argument
-    add("--methods", nargs="+", metavar="METHOD", help=METHODS_HELP[command])
+    add("--methods", nargs="+", metavar="METHOD", help=COMMANDS[command][2])
     if command:
         add_settings_argument(parser)
     else:
@@ -724,7 +708,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def work(arguments: argparse.Namespace, command: str, line: str, prog: str) -> int:
     started = time.perf_counter()
     outcome = COMMANDS[command][1](arguments)
-    grid, path = outcome.grid, outcome.path
+    grid, path = outcome.grid, Path(arguments.out) / outcome.name
     run_id = hashlib.sha256(canonical_json(outcome.result, "result").encode()).hexdigest()[:12]
     record = {
         **outcome.result,
