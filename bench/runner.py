@@ -22,8 +22,6 @@ from typing import Any
 import pandas as pd
 import torch
 
-from baselines.bif.pilot import FEWEST_DRAWS, MOST_DRAWS
-from baselines.bif.settings import ChainSettings
 from baselines.support.memory import refuse_if_too_large
 from bench.experiment import Execution, Experiment
 from bench.ground_truth import (
@@ -67,9 +65,9 @@ def run(experiment: Experiment, execution: Execution | None = None) -> Result:
     started = time.perf_counter()
     session = Session(experiment, execution or Execution(), control=True)
     session.report_skipped()
-    for seconds, words in (retraining_time(session), sampling_time(session)):
-        if seconds > WORTH_SAYING:
-            logger.info("%s", words)
+    seconds, words = retraining_time(session)
+    if seconds > WORTH_SAYING:
+        logger.info("%s", words)
     truths = session.retrain()
     predictions = session.score()
     for block in session.blocks:
@@ -356,8 +354,8 @@ def dry_run(experiment: Experiment, execution: Execution | None = None) -> str:
         done = len(store.present(("retrain", key) for key in further))
         lines.append(f"further retrains that methods ask for: {done} of {len(further)} cached")
     lines += [f"  {label}: skipped, {reason}" for label, reason in session.skipped.items()]
-    lines += filter(None, [retraining_time(session)[1], sampling_time(session)[1]])
-    return "\n".join([*session.notes, *lines, *(f"  {problem}" for problem in session.out.problems)])
+    lines += filter(None, [retraining_time(session)[1], *(f"  {problem}" for problem in session.out.problems)])
+    return "\n".join([*session.notes, *lines])
 
 
 def retraining_time(session: Session) -> tuple[float, str]:
@@ -378,30 +376,6 @@ def retraining_time(session: Session) -> tuple[float, str]:
     own = "".join(f", {count} of them for {label} alone" for label, count in asked.items() if count)
     words = f"about {duration(seconds)} to retrain {len(missing)} models{own}, {at_once} at once; scoring comes on top"
     return seconds, words
-
-
-def sampling_time(session: Session) -> tuple[float, str]:
-    """About how long chains take on a CPU, where nothing else that scores takes as long; at most, and in words."""
-    task, execution = session.task, session.execution
-    seen = len(task.train_data) * getattr(task, "epochs", 0)
-    low = high = 0.0
-    labels = []
-    for variant, block in [(one, block) for one in session.active for block in session.blocks]:
-        method, again = variant.method, execution.force or execution.rescore
-        if isinstance(method, ChainSettings) and (again or not session.is_scored(variant, *block)):
-            size = session.question(*block).size(execution.device)
-            # A draw takes a step by a minibatch and every loss, which is a third of a step's work.
-            examples = method.thinning * method.minibatch + (size.num_attributed + size.num_queries) / 3
-            examples *= method.chains * variant.models
-            low += (method.burn_in + (method.draws or FEWEST_DRAWS)) * examples
-            high += (method.burn_in + (method.draws or MOST_DRAWS)) * examples
-            labels.append(variant.label)
-    if not labels or not seen or choose_device(execution.device).type != "cpu":
-        return 0.0, ""
-    each = _base_training(session)[1] / seen
-    least = f"{duration(low * each)} to " if low < high else ""
-    words = f"about {least}{duration(high * each)} to sample the chains of {', '.join(dict.fromkeys(labels))}"
-    return high * each, words if each else ""
 
 
 def _base_training(session: Session) -> tuple[bool, float]:

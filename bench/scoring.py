@@ -154,9 +154,8 @@ class Scorer:
             "device": self.device_name,
             "driver": os.getpid(),  # whose terminal shows a bar; in any other process progress goes to a file
         }
-        return Unit(
-            kind=kind, config=config, call=f"bench.scoring:make_{kind}", payload=json.loads(json.dumps(payload))
-        )
+        plain = json.loads(json.dumps(payload))
+        return Unit(kind=kind, config=config, call=f"bench.scoring:make_{kind}", payload=plain)
 
     def part_units(self) -> list[Unit]:
         """Empty for a method that scores in one piece."""
@@ -484,9 +483,8 @@ class WorkerContext:
             scorer, method = self.scorer, self.scorer.method
             entry = scorer.store.read("fit", scorer.fit_config) if scorer.keeps_fit else None
             if scorer.keeps_fit and entry is None:
-                report = run_units(
-                    [scorer.unit("fit", scorer.fit_config)], scorer.store, **ONCE
-                )  # claimed: whoever else needs it waits
+                # Claimed: whoever else needs it waits.
+                report = run_units([scorer.unit("fit", scorer.fit_config)], scorer.store, **ONCE)
                 if report.failed:
                     ((key, reason),) = report.failed.items()
                     raise MethodFailedError(reason.splitlines()[0]) from report.traceback_of(key)

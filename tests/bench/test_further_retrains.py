@@ -75,9 +75,8 @@ def test_retrains_are_shared_and_of_a_stream_of_their_own(execution: Execution) 
 
 
 def test_what_takes_long_unasked_is_said_before_it_starts(execution: Execution) -> None:
-    text = dry_run(small(task="digits", methods=["datamodel@retrains=30", "bif@draws=0"]), execution)
+    text = dry_run(small(task="digits", methods=["datamodel@retrains=30"]), execution)
     assert re.search(r"about .* to retrain 42 models, 30 of them for datamodel@retrains=30 alone, 1 at once", text)
-    assert re.search(r"about .* s to .* to sample the chains of bif@draws=0", text)
 
 
 def test_methods_of_a_run_read_a_retrain_once_and_every_change_of_it(
