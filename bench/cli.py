@@ -4,7 +4,7 @@
     tda-bench list methods               every method with its options, defaults and paper; also: list tasks
     tda-bench --version
 
-`python -m bench.X` needs a folder without a `bench/` of its own; this does not. `python -m bench` is the same.
+`python -m bench.X` needs a folder without a `bench/` of its own; this does not.
 """
 
 import argparse

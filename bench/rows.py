@@ -82,19 +82,18 @@ def add_rows(
     where = {"task": task.name, "protocol": task.protocol}
     where |= {name: getattr(plan, name) for name in ("alpha", "alpha_attribution", "seed")}
     made, behind = _values_of(predictions, truth.subsets)
-    pairs = [(a, b) for a, b in itertools.combinations(made, 2) if a[1] == b[1]]
-    ceiling, results, differences = compute_metrics(truth.losses[:, :, queries], truth.present, losses, made, pairs)
+    measured = (truth.losses[:, :, queries], truth.present, losses, made)
+    ceiling, results, differences = compute_metrics(*measured)
     groups, within = groups_of(task, plan.attributed(task)), None
     if groups is not None:
         counts = metrics.GroupCounts.of(truth.masks, groups)
-        within = compute_metrics(truth.losses[:, :, queries], truth.present, losses, made, pairs, counts)
+        within = compute_metrics(*measured, counts)
     if plan.initialisation == REPLAYED:  # nothing but the data differs: a perfect prediction would reach 1
         one: dict[str, Any] = {"ceiling": 1.0, "ci_low": 1.0, "ci_high": 1.0, "reliability": 1.0}
         ceiling = replace(ceiling, **one)
         within = within and (replace(within[0], **one), *within[1:])
     linear = linear_numbers(truth, further, queries)
     alone = {retrains_alone(behind[key][0].method, plan.alpha): one for key, one in results.items() if not key[1]}
-    alone = {count: one for count, one in alone.items() if count and math.isfinite(one.lds)}
     out.ceilings.append(
         where
         | columns(ceiling, {**CEILING_COLUMNS, "num_undefined": "num_undefined"})
@@ -112,24 +111,17 @@ def add_rows(
             notes.append(f"knows the {task.group_name} alone, of which all subsets hold the same")
         elif result.num_undefined == result.num_queries:
             kind = "train-normalised LDS" if normalised else "LDS"
-            out.problems.append(
-                f"{kind} of {label} is undefined for every query at alpha {plan.alpha:g}, seed {plan.seed}: "
-                f"{undefined_reason(losses, made[label, normalised])}"
-            )
+            told = f"is undefined for every query at alpha {plan.alpha:g}, seed {plan.seed}"
+            out.problems.append(f"{kind} of {label} {told}: {undefined_reason(losses, made[label, normalised])}")
         elif result.num_undefined:
             undefined = ~np.isfinite(result.per_query)
             notes.append(undefined_reason(losses[:, undefined], made[label, normalised][:, undefined]))
-        costs = ("fit_seconds", "score_seconds", "peak_memory_bytes", "device")
         out.rows.append(
             where
-            | {"method": variant.method.name, "label": label, "settings": variant.settings}
-            | {"origin": variant.origin, "normalised": normalised, "num_replicates": plan.replicates}
-            | columns(result, LDS_COLUMNS)
+            | _row_of_method(variant, label, normalised, prediction.record, result)
             | columns(ceiling, CEILING_OF_ROW)
             | {name: linear[name] for name in ("linear_ceiling", "linear_low", "linear_high")}
-            | {"spread": float(np.nanstd(result.per_query)) if result.num_undefined < len(queries) else math.nan}
-            | {name: prediction.record[name] for name in costs}
-            | {"note": "; ".join(filter(None, notes))}
+            | {"num_replicates": plan.replicates, "note": "; ".join(filter(None, notes))}
         )
         if within is not None:
             out.rows[-1] |= columns(within[1][label, normalised], LDS_WITHIN)
@@ -138,6 +130,17 @@ def add_rows(
         named = {"label": first[0], "against": second[0], "normalised": first[1]}
         inner = {} if within is None else columns(within[2][first, second], PAIR_WITHIN)
         out.pairs.append(where | named | columns(pair, PAIR_NUMBERS) | inner)
+
+
+def _row_of_method(
+    variant: Variant, label: str, normalised: bool, record: Mapping[str, Any], result: LDS
+) -> dict[str, Any]:
+    """What a row says of its method, whatever it is held against."""
+    defined = result.num_undefined < result.num_queries
+    named = {"method": variant.method.name, "label": label, "settings": variant.settings, "origin": variant.origin}
+    costs = {name: record[name] for name in ("fit_seconds", "score_seconds", "peak_memory_bytes", "device")}
+    spread = float(np.nanstd(result.per_query)) if defined else math.nan
+    return named | {"normalised": normalised, "spread": spread} | columns(result, LDS_COLUMNS) | costs
 
 
 def _values_of(
@@ -173,10 +176,10 @@ def compute_metrics(
     present: np.ndarray,
     losses: np.ndarray,
     made: dict[Made, np.ndarray],
-    pairs: list[tuple[Made, Made]],
     within: metrics.GroupCounts | None = None,
 ) -> tuple[metrics.Ceiling, dict[Made, metrics.LDS], dict[tuple[Made, Made], metrics.Difference]]:
-    """All numbers of one (seed, alpha); on all cores where there is enough to do."""
+    """All numbers of one (seed, alpha), every two of one kind compared; on all cores where there is enough to do."""
+    pairs = [(a, b) for a, b in itertools.combinations(made, 2) if a[1] == b[1]]
     ceiling = metrics.noise_ceiling(replicates, present=present, within=within)
     with all_cores(losses.size * len(made)) as each:
         score = functools.partial(metrics.sampled_score, losses, within=within)
@@ -231,6 +234,7 @@ def unlimited_numbers(
     scores: Mapping[int, LDS], num_examples: int, linear: Mapping[str, Any]
 ) -> dict[str, float | int | None]:
     """scores: number of retrains -> LDS of regression on so many without a prior; the most of them say it best."""
+    scores = {count: one for count, one in scores.items() if count and math.isfinite(one.lds)}
     if not scores or linear["run_over_mean"] is None:
         return dict.fromkeys(AT_UNLIMITED)
     most = max(scores)

@@ -19,7 +19,7 @@ import logging
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -138,10 +138,6 @@ class LogisticCopies(Task):
         """Of the mean training loss at its minimum."""
         return torch.func.hessian(self.losses_at)(self.minimum)[: self.num_train].mean(0)
 
-    def largest_precision(self, n_beta: float, damping: float) -> float:
-        """Of the localised posterior, gamma being damping x n_beta."""
-        return n_beta * (float(torch.linalg.eigvalsh(self.hessian())[-1]) + damping)
-
     def damped_influence(self, damping: float) -> Tensor:
         """(queries, train): -g_query (H + damping)^-1 g_train, this suite's sign."""
         gradients = torch.func.jacfwd(self.losses_at)(self.minimum)
@@ -188,7 +184,8 @@ def measured(task: LogisticCopies, n_beta: float, draws: int, seed: int, store: 
 
 def sampled_losses(task: LogisticCopies, n_beta: float, draws: int, seed: int) -> Tensor:
     """(copies, draws, train + queries): one run of `bif` as it ships, full batch."""
-    precision = task.largest_precision(n_beta, DAMPING)
+    # The localised posterior's largest, gamma being damping x n_beta.
+    precision = n_beta * (float(torch.linalg.eigvalsh(task.hessian())[-1]) + DAMPING)
     method = BIF(
         chains=1, draws=draws, burn_in=BURN_IN, thinning=round(1 / STEP_LENGTH), step_size=STEP_LENGTH / precision,
         gamma=DAMPING * n_beta, n_beta=n_beta * task.copies, minibatch=task.num_train * task.copies, batch_size=10**6,
@@ -196,15 +193,10 @@ def sampled_losses(task: LogisticCopies, n_beta: float, draws: int, seed: int) -
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="tda-bench-") as scratch:
         problem = Problem(
-            task=task,
-            model=task.build_model(0),
-            train=task.train_data,
-            attributed_indices=np.arange(task.num_train * task.copies),
-            queries=task.query_data,
-            seed=seed,
-            device=torch.device("cpu"),
+            task=task, model=task.build_model(0), train=task.train_data, queries=task.query_data, seed=seed,
+            attributed_indices=np.arange(task.num_train * task.copies), device=torch.device("cpu"),
             scratch=Path(scratch),
-        )
+        )  # fmt: skip
         traces = method.score(problem, None).arrays["loss_traces"][0].double()
     train, queries = traces.split([task.num_train * task.copies, task.num_queries * task.copies], dim=1)
     shape = (draws, task.copies, -1)
@@ -248,9 +240,9 @@ class LimitResult:
     record: dict[str, Any]
     seconds: float = 0.0
     run_id: str = ""
-    skipped: dict[str, str] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    skipped: ClassVar[Mapping[str, str]] = {}
+    problems: ClassVar[Sequence[str]] = ()
+    notes: ClassVar[Sequence[str]] = ()
 
     def assign_run_id(self) -> None:
         self.run_id = hashlib.sha256(canonical_json(self.record, "result").encode()).hexdigest()[:12]

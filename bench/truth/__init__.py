@@ -13,7 +13,6 @@ came from.
 """
 
 import hashlib
-import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -105,8 +104,7 @@ def score_files(
         raise UsageError(f'a recorded method is called "{twice[0][0]}" as well; give the file another name')
     if strange := next((key[0] for key, ranks in rivals.items() if ranks.shape != losses.shape), ""):
         raise UsageError(f'the recorded predictions of "{strange}" have another shape than the losses, {losses.shape}')
-    pairs = list(itertools.combinations([*made, *rivals], 2))
-    ceiling, results, differences = compute_metrics(truth.losses, truth.present, losses, {**made, **rivals}, pairs)
+    ceiling, results, differences = compute_metrics(truth.losses, truth.present, losses, {**made, **rivals})
     rows, methods, problems = list[dict[str, Any]](), list[dict[str, Any]](), list[str]()
     for (label, path), (key, prediction) in zip(files.items(), made.items(), strict=True):
         result = results[key]

@@ -217,15 +217,11 @@ def _write_checkpoint(folder: Path, session: Session, seed: int, beside: Path) -
 def _write_references(folder: Path, session: Session, block: tuple[int, float], plan: Plan) -> None:
     """The models that methods looked at in the base model's place, and which examples each was trained on."""
     arrays: dict[str, np.ndarray] = {}
-    questions = [
-        member.question
-        for variant in session.active
-        for scorer, plans in session.scorers(variant, *block)
-        for member in scorer.members
-        if plan in plans and member.question.reference is not None
-    ]
+    asked = [one for variant in session.active for one in session.scorers(variant, *block)]
+    questions = [member.question for scorer, plans in asked if plan in plans for member in scorer.members]
     for question in questions:
-        assert question.reference is not None
+        if question.reference is None:
+            continue
         name = f"{question.reference.kind}-{question.checkpoint}"
         (entry,) = obtain([question.model_unit(session.execution.device)], session.store).values()
         arrays |= {f"{name}/{parameter}": value for parameter, value in _halved(entry.arrays).items()}
@@ -280,9 +276,9 @@ def verify_methods(arguments: argparse.Namespace) -> int:
 
 def check_folders(arguments: argparse.Namespace) -> int:
     places = [folder for folder in arguments.folder if Path(folder).is_dir()]  # a README lies beside the banks
-    found = [check_folder(Path(folder)) for folder in places or arguments.folder]
-    print("\n\n".join(text for text, _ in found))
-    return 0 if all(same for _, same in found) else 1
+    texts, same = zip(*(check_folder(Path(folder)) for folder in places or arguments.folder), strict=True)
+    print("\n\n".join(texts))
+    return 0 if all(same) else 1
 
 
 def check_folder(folder: Path) -> tuple[str, bool]:
@@ -341,7 +337,7 @@ def make_parser() -> argparse.ArgumentParser:
     for command in (export, take, bank):
         command.add_argument("--out", required=True, help="folder to write; a bank gets one of its own in it")
     fresh = "retrain on subsets of a seed drawn now, which nobody can have fitted, and score methods on them"
-    verify = commands.add_parser("verify", help="score methods on subsets drawn at this moment", description=fresh)
+    verify = commands.add_parser("verify", help=fresh, description=fresh)
     verify.add_argument("methods", nargs="+", metavar="METHOD", help="as in lds: mine.py, kfac@damping=1e-4, ...")
     options.add_task_arguments(verify)
     verify.add_argument("--alpha", nargs="+", type=options.fraction, default=[0.5], help="as in lds (default: 0.5)")
