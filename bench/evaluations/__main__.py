@@ -3,7 +3,6 @@
 A module of an evaluation has `add_arguments(parser)`, `evaluate(arguments) -> MetricResult` and `show(answers) -> str`.
 """
 
-import argparse
 import importlib
 import sys
 import time
@@ -24,12 +23,10 @@ EVALUATIONS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
-    lines = [f"  {name:14} {text}" for name, text in EVALUATIONS.items()]
     parser = Parser(
         prog="python -m bench.evaluations",
         description="What methods are worth beside their LDS. `NAME --help` lists the arguments of one.",
-        epilog="\n".join(["evaluations:", *lines]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        listed=EVALUATIONS,
     )
     parser.add_argument("name", choices=tuple(EVALUATIONS), metavar="NAME", help="see below")
     name = parser.parse_args(words[:1] or ["-h"]).name

@@ -31,12 +31,10 @@ ABOUT = {
 
 
 def make_parser(what: str) -> argparse.ArgumentParser:
-    also = [f"  {name:8} {ABOUT[name]}" for name in ("tokens", "words")]
     parser = options.Parser(
         prog="python -m bench.inspect" if what == "inspect" else f"python -m bench.inspect {what}",
         description=ABOUT[what],
-        epilog="\n".join(["also:", *also]) if what == "inspect" else None,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        listed={name: ABOUT[name] for name in ("tokens", "words")} if what == "inspect" else None,
     )
     add = parser.add_argument
     options.add_method_arguments(parser, {"tokens": ("bif",), "words": words.METHODS}.get(what, METHODS))

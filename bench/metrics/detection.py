@@ -24,9 +24,6 @@ class Area:
     auc: float
     ci_low: float
     ci_high: float
-    standard_error: float
-    num_known: int
-    num_others: int
     of_known: FloatArray = field(repr=False, compare=False)  # each known example's share of others below it
     of_others: FloatArray = field(repr=False, compare=False)
 
@@ -55,16 +52,15 @@ def _checked(known: ArrayLike, score: ArrayLike) -> tuple[BoolArray, FloatArray]
     return mask, values
 
 
-def _ranks(values: FloatArray) -> FloatArray:
-    return average_ranks(values[:, None])[:, 0]
-
-
 def area_under_curve(known: ArrayLike, score: ArrayLike) -> Area:
     """known: (n,) bool; score: (n,), higher where an example is thought to be known. The interval is on the logit."""
     mask, values = _checked(known, score)
-    ranks, m, k = _ranks(values), int(mask.sum()), int((~mask).sum())
-    of_known = (ranks[mask] - _ranks(values[mask])) / k
-    of_others = 1.0 - (ranks[~mask] - _ranks(values[~mask])) / m
+    m, k = int(mask.sum()), int((~mask).sum())
+    ranks, known_ranks, other_ranks = (
+        average_ranks(one[:, None])[:, 0] for one in (values, values[mask], values[~mask])
+    )
+    of_known = (ranks[mask] - known_ranks) / k
+    of_others = 1.0 - (ranks[~mask] - other_ranks) / m
     auc = float(of_known.mean())
     error = math.sqrt(of_known.var(ddof=1) / m + of_others.var(ddof=1) / k)
     low = high = auc
@@ -72,10 +68,7 @@ def area_under_curve(known: ArrayLike, score: ArrayLike) -> Area:
         reach = normal_quantile(0.5 + 0.5 * CONFIDENCE) * error / (auc * (1.0 - auc))
         centre = math.log(auc / (1.0 - auc))
         low, high = (1.0 / (1.0 + math.exp(-end)) for end in (centre - reach, centre + reach))
-    return Area(
-        auc=auc, ci_low=low, ci_high=high, standard_error=error, num_known=m, num_others=k, of_known=of_known,
-        of_others=of_others,
-    )  # fmt: skip
+    return Area(auc=auc, ci_low=low, ci_high=high, of_known=of_known, of_others=of_others)
 
 
 def auc_difference(first: Area, second: Area) -> Detected:

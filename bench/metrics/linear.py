@@ -100,18 +100,14 @@ def _total(a: NDArray, b: NDArray) -> float:
 # ---- outcomes ----
 
 
-@dataclass(frozen=True)
-class _Outcomes:
-    """A block of queries in units of a single run's standard deviation; (queries, subsets) unless said otherwise."""
+def _standardise(values: FloatArray, exists: BoolArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """A block of queries in units of a single run's standard deviation: normal quantiles of the ranks.
 
-    mean: FloatArray  # over replicates, centred
-    squares: FloatArray  # of the single runs; their mean over subsets is 1
-    noise: FloatArray  # (queries,): variance of a run about what its subset's runs average to; 0 where unknown
-    noise_influence: FloatArray
-
-
-def _standardise(values: FloatArray, exists: BoolArray) -> _Outcomes:
-    """Normal quantiles of the ranks. values: (replicates, subsets, queries), finite; exists: (replicates, subsets)."""
+    values: (replicates, subsets, queries), finite; exists: (replicates, subsets). Four arrays come back, (queries,
+    subsets) but for the noise: the centred mean over replicates; the squares of the single runs, whose mean over
+    subsets is 1; (queries,), the variance of a run about what its subset's runs average to, 0 where unknown; and what
+    each subset contributes to that.
+    """
     num_replicates, num_subsets, num_queries = values.shape
     counts = exists.sum(axis=0)
     again = exists & (counts >= 2)
@@ -141,7 +137,7 @@ def _standardise(values: FloatArray, exists: BoolArray) -> _Outcomes:
         by_subset = np.einsum("jrk,jrk->jk", residual, residual) / (freedom.sum() * lost)
         noise = by_subset.sum(axis=1)
         influence = num_subsets * (by_subset - noise[:, None] * (freedom / freedom.sum()))
-    return _Outcomes(mean - mean.mean(axis=1, keepdims=True), squares, noise, influence)
+    return mean - mean.mean(axis=1, keepdims=True), squares, noise, influence
 
 
 def _knows_noise(exists: BoolArray) -> bool:
@@ -165,22 +161,22 @@ class _Pool:
     def add(self, values: FloatArray, for_pairs: BoolArray) -> FloatArray:
         """values: (replicates, subsets, queries); for_pairs: (queries,). The queries' shares, (queries,)."""
         num_subsets = len(self.weights)
-        outcomes = _standardise(values, self.exists)
-        mean = outcomes.mean.astype(np.float32)
+        centred, squares, noise, noise_influence = _standardise(values, self.exists)
+        mean = centred.astype(np.float32)
         # Each subset's part of y' W y. The variance that it is divided by is made from the same outcomes, which makes
         # the ratio low by 2 / K where they are normal.
-        part = num_subsets / (1.0 - 2.0 / num_subsets) * outcomes.mean * (mean @ self.weights)
+        part = num_subsets / (1.0 - 2.0 / num_subsets) * centred * (mean @ self.weights)
         additive = part.mean(axis=1)
-        variance = np.einsum("jk,jk->j", outcomes.mean, outcomes.mean) / (num_subsets - 1)
+        variance = np.einsum("jk,jk->j", centred, centred) / (num_subsets - 1)
         share = additive / variance
-        about_run = outcomes.squares - 1.0
-        about_mean = outcomes.mean**2 * (num_subsets / (num_subsets - 1) / variance)[:, None] - 1.0
+        about_run = squares - 1.0
+        about_mean = centred**2 * (num_subsets / (num_subsets - 1) / variance)[:, None] - 1.0
         influence = (
             2.0 * (part / variance[:, None] - share[:, None]) - share[:, None] * about_mean,
             2.0 * (part - additive[:, None]) - additive[:, None] * about_run,
-            outcomes.noise[:, None] * about_run - outcomes.noise_influence,
+            noise[:, None] * about_run - noise_influence,
         )
-        self.values.append(np.stack([share, additive, 1.0 - outcomes.noise]))
+        self.values.append(np.stack([share, additive, 1.0 - noise]))
         self.by_subset += np.stack([table.sum(axis=0) for table in influence])
         self.squares += [[float(np.vdot(a, b)) for b in influence] for a in influence]
         self.of_run.append(mean[for_pairs])
@@ -310,7 +306,8 @@ def unlimited_retrains(
         raise ValueError(f"run_over_mean is {run_over_mean}; expected at least 1: a mean of runs varies less than one")
     shares = []
     for lds in score:
-        explained = pearson_of(max(lds, 0.0)) ** 2 / run_over_mean
+        pearson = 2.0 * math.sin(math.pi / 6.0 * max(lds, 0.0))  # of jointly normal values
+        explained = pearson**2 / run_over_mean
         shares.append(run_over_mean * additive_share(explained, num_retrains, num_examples))
     ceiling, low, high = map(best_spearman, shares)
     return UnlimitedRetrains(ceiling=ceiling, ci_low=low, ci_high=high, share=shares[0])
@@ -323,11 +320,6 @@ def additive_share(explained: float, num_retrains: int, num_examples: int) -> fl
     rate = num_retrains / (num_examples - 1)  # subsets of one size leave n - 1 directions
     inside = (explained * rate) ** 2 + 4.0 * rate * explained * max(0.0, 1.0 - explained)
     return (explained * rate + math.sqrt(inside)) / (2.0 * rate)
-
-
-def pearson_of(spearman: float) -> float:
-    """Of jointly normal values."""
-    return 2.0 * math.sin(math.pi / 6.0 * spearman)
 
 
 # ---- of records ----

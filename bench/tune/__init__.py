@@ -561,9 +561,7 @@ def bif_curves(grid: Any, method: Any, kinds: Sequence[bool]) -> list[dict[str, 
     scorer = grid.scorer(method)
     grid.predictions(scorer)
     entry = grid.store.read("scores", scorer.config)
-    if entry is None or "loss_traces" not in entry.arrays:  # pruned or damaged since
-        scorer.forget(grid.plans)
-        return bif_curves(grid, method, kinds)
+    assert entry is not None
     traces = torch.from_numpy(np.array(entry.arrays["loss_traces"]))  # (chains, draws, n + q)
     num_train = len(scorer.question.attributed_indices())
     losses, masks = grid.losses(scorer), grid.truths[0].masks
@@ -671,12 +669,10 @@ COMMANDS = {
 
 
 def make_parser(command: str) -> argparse.ArgumentParser:
-    others = "\n".join(f"  {name:8} {words}" for name, (words, *_) in COMMANDS.items() if name and not command)
     parser = Parser(
         prog=f"python -m bench.tune {command}".strip(),
         description=COMMANDS[command][0],
-        epilog=f"other commands (`tda-bench tune NAME --help`):\n{others}" if others else None,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        listed=None if command else {name: words for name, (words, *_) in COMMANDS.items() if name},
     )
     add_task_arguments(parser)
     add = parser.add_argument
