@@ -43,9 +43,8 @@ class Parser(argparse.ArgumentParser):
             options["prog"] = prog.replace("python -m bench.", "tda-bench ")
         if listed:
             width = max(map(len, listed))
-            options["epilog"] = "\n".join(
-                ["there are:", *(f"  {name:{width}}  {text}" for name, text in listed.items())]
-            )
+            lines = [f"  {name:{width}}  {text}" for name, text in listed.items()]
+            options["epilog"] = "\n".join(["there are:", *lines])
             options["formatter_class"] = argparse.RawDescriptionHelpFormatter
         super().__init__(**{"allow_abbrev": False, **options})
 

@@ -64,9 +64,8 @@ def summary(store: Store, arguments: argparse.Namespace) -> int:
     found.append((QUARANTINE, [folder_bytes(path) for path in (store.root / QUARANTINE).glob("*")], "entries"))
     found.append(("unfinished work", [work.num_bytes() for work in unfinished_units(store)], "folders"))
     found.append(("batch logs", [folder_bytes(batch.folder) for batch in JobBatch.all(store)], "folders"))
-    lines = [
-        f"  {name:20} {len(sizes):8,} {what}  {bytes_text(sum(sizes)):>10}" for name, sizes, what in found if sizes
-    ]
+    told = [(name, f"{len(sizes):8,} {what}  {bytes_text(sum(sizes)):>10}") for name, sizes, what in found if sizes]
+    lines = [f"  {name:20} {text}" for name, text in told]
     print("\n".join([str(store.root), *(lines or ["  empty"])]))
     return 0
 

@@ -11,6 +11,7 @@ go on.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import time
@@ -97,9 +98,7 @@ class Session:
             self.variants += build_variants(["same_class"], self.task, {}, "default")
         self.store = Store(execution.cache)
         self.out, self.skipped, self.tracebacks = RunRows(), dict[str, str](), dict[str, str]()
-        self.blocks: list[Block] = [
-            (seed, share) for seed in experiment.seeds for share in experiment.shares(self.task)
-        ]
+        self.blocks: list[Block] = list(itertools.product(experiment.seeds, experiment.shares(self.task)))
         self.active = [variant for variant in self.variants if self._can_run(variant)]
         self.notes = self._notes()
 

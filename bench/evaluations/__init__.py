@@ -301,9 +301,8 @@ def num_attributed(session: Session, needed: int = 1) -> int:
         raise UsageError(f"--alpha-attribution {shares}: takes one value here; run the command for each")
     n = len(session.question(*session.blocks[0]).attributed_indices())
     if n < needed:
-        raise UsageError(
-            f"{n} attributed examples; a correlation across them needs {needed}: attribute more (--alpha-attribution)"
-        )
+        why = f"a correlation across them needs {needed}: attribute more (--alpha-attribution)"
+        raise UsageError(f"{n} attributed examples; {why}")
     return n
 
 

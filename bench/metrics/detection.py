@@ -56,9 +56,8 @@ def area_under_curve(known: ArrayLike, score: ArrayLike) -> Area:
     """known: (n,) bool; score: (n,), higher where an example is thought to be known. The interval is on the logit."""
     mask, values = _checked(known, score)
     m, k = int(mask.sum()), int((~mask).sum())
-    ranks, known_ranks, other_ranks = (
-        average_ranks(one[:, None])[:, 0] for one in (values, values[mask], values[~mask])
-    )
+    tables = (values, values[mask], values[~mask])
+    ranks, known_ranks, other_ranks = (average_ranks(one[:, None])[:, 0] for one in tables)
     of_known = (ranks[mask] - known_ranks) / k
     of_others = 1.0 - (ranks[~mask] - other_ranks) / m
     auc = float(of_known.mean())
