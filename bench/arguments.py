@@ -249,9 +249,6 @@ def default_cluster(device: str) -> str:
     return "local" if choose_device(device).type == "cpu" and (os.cpu_count() or 1) > 1 else "inline"
 
 
-# ---- checks ----
-
-
 def check_device(name: str) -> None:
     from retrain.units import choose_device
 
@@ -272,9 +269,6 @@ def check_out(folder: str) -> None:
         raise UsageError(f'--out "{folder}" cannot be made: {error.strerror}; give another folder') from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f'--out "{folder}" cannot be written to; give another folder')
-
-
-# ---- exit codes ----
 
 
 def run_cli(prog: str, work: Callable[[], int], interrupted: str = KEPT, traceback: bool | None = None) -> int:

@@ -244,9 +244,6 @@ def show_status(store: Store, arguments: argparse.Namespace) -> int:
     return 0
 
 
-# ---- the command ----
-
-
 def days(text: str) -> float:
     """A number that a typing error cannot make mean "everything"."""
     try:

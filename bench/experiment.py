@@ -140,9 +140,6 @@ class Execution:
         return jobs
 
 
-# ---- from a file ----
-
-
 def read_experiment(path: str | Path) -> Experiment:
     """From a TOML file with Experiment's names, or from a run.json, whose settings are taken as they were."""
     path = Path(path)
@@ -177,9 +174,6 @@ def _toml(path: Path) -> dict[str, Any]:
     except (TypeError, ValueError) as error:  # dates, nan and inf
         raise UsageError(f"{path} holds what no experiment has: {error}") from None
     return content
-
-
-# ---- from a command line ----
 
 
 def experiment_of(arguments: argparse.Namespace) -> Experiment:

@@ -129,9 +129,6 @@ def file_slug(text: str, most: int = 80) -> str:
     return "-".join(part for part in kept.split("-") if part)[:most].strip("-") or "unnamed"
 
 
-# ---- names ----
-
-
 def subsets_text(subsets: int, replicates: float, replicated: float) -> str:
     """100 subsets x 2; or 100 subsets, 25 of them x 2."""
     if pd.isna(replicates):

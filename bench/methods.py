@@ -283,9 +283,6 @@ def settings_of(
     return settings, {"raw": both, "normalised": both}
 
 
-# ---- ensembles ----
-
-
 def with_models(variants: Sequence[Variant], numbers: Sequence[int], reference: str = FULL) -> list[Variant]:
     """Each variant for each number of models; one that a record describes with its number stays as it is."""
     found: dict[tuple[str, str], Variant] = {}

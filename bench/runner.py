@@ -400,9 +400,6 @@ def _state(cached: bool, again: bool, todo: str) -> str:
     return todo if not cached else f"{todo} again" if again else "cached"
 
 
-# ---- what comes back ----
-
-
 @dataclass
 class Result:
     """What a run came to. `problems` are what went wrong; the rows that could be made are there all the same."""

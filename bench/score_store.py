@@ -171,9 +171,6 @@ class ScoreStore:
         return Answer(found, loaded.seconds, scored.seconds, fresh, files.folder_bytes(place))
 
 
-# ---- commands ----
-
-
 def make_parser() -> argparse.ArgumentParser:
     about = "Fitted methods in a folder, and new queries scored by them."
     parser = options.Parser(prog="tda-bench store", description=about)

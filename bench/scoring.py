@@ -415,9 +415,6 @@ def _is_learnt_from(question: AttributionProblem) -> bool:
     return Reference.like(SUBSET, plan) == reference
 
 
-# ---- warming up ----
-
-
 def warm_up_once(method: Method, problem: Problem) -> None:
     """Else the first of a process may pay for all: on an H200 EK-FAC took 4 to 8 s more, BIF's pilot 4.6 for 0.2."""
     # A decimal number (a damping, a step) changes no kernel.

@@ -35,9 +35,6 @@ SCORE_CHOICES = {"raw": (False,), "normalised": (True,), "both": (False, True)} 
 Block = tuple[int, float]  # seed, share of the training set that is attributed
 
 
-# ---- arguments ----
-
-
 def add_shared_arguments(parser: argparse.ArgumentParser, queries: bool = True) -> None:
     """Task, methods, queries, seeds, where it runs and where records go. queries: whether there are any."""
     options.add_task_arguments(parser)
@@ -52,9 +49,6 @@ def add_shared_arguments(parser: argparse.ArgumentParser, queries: bool = True) 
 
 def add_scores_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scores", choices=SCORE_CHOICES, default="raw", help="which scores (default: %(default)s)")
-
-
-# ---- the result ----
 
 
 @dataclass
@@ -199,9 +193,6 @@ def pairs_table(title: str, quantity: str, pairs: Iterable[dict[str, Any]]) -> s
         names = f"{pair['label']} - {pair['against']}{undefined}"
         lines.append([names, str(pair["seed"]), f"{pair['difference']:+.3f}", signed_interval(pair), p_value])
     return table([title, "seed", quantity, "95 % interval", "p"], lines)
-
-
-# ---- scores ----
 
 
 def kinds_of(variant: Variant, scores: str) -> list[bool]:

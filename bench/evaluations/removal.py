@@ -298,9 +298,6 @@ def add_brittleness(
     out.add_pairs(where | what, logs, lambda first, second: mean_change(first - second))
 
 
-# ---- the tables ----
-
-
 def show(out: MetricResult) -> str:
     """One table a seed and kind of score: a line a method, a column a share; then who differs from the controls."""
     parts = []

@@ -107,9 +107,6 @@ def score_tokens(
     return found, diagnostics
 
 
-# ---- which pairs ----
-
-
 def strongest_pairs(scores: np.ndarray, same: np.ndarray, count: int) -> list[Place]:
     """Positions of the largest scores by size, each query and each training sequence at most once.
 
@@ -175,9 +172,6 @@ def sequence_scores(session: Session, variant: Variant) -> np.ndarray:
     assert attribution is not None
     normalised = attribution.normalised()
     return (attribution.scores if normalised is None else normalised).numpy()
-
-
-# ---- what is written ----
 
 
 def rounded(matrix: np.ndarray) -> list[list[float]]:

@@ -164,9 +164,6 @@ def paired_by_words(question: Any, model: Any, scratch: Path, count: int) -> lis
     return [(int(query), int(trains[train])) for query, train in zip(queries, best, strict=True)]
 
 
-# ---- what is related ----
-
-
 def related(matrix: np.ndarray, query: dict[int, str], train: dict[int, str], wordnet: WordNet) -> np.ndarray:
     """(2, kinds and none): how many query words go with a word of each kind, and how many would by chance."""
     found, places = np.zeros((2, len(KINDS) + 1)), sorted(train)
@@ -215,9 +212,6 @@ def words_table(rows: Sequence[dict[str, Any]]) -> str:
         for row in rows
     ]  # fmt: skip
     return table(header, lines, left=2)
-
-
-# ---- the command ----
 
 
 def inspect_words(arguments: argparse.Namespace, command: str, prog: str) -> int:

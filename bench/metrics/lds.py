@@ -158,9 +158,6 @@ def difference_of_samplings(first: Sampling, second: Sampling) -> Difference:
     )
 
 
-# ---- plain arrays ----
-
-
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ArrayScore:
     """How well scores predict retrained losses."""

@@ -68,9 +68,6 @@ def best_spearman(share: float) -> float:
     return 6.0 / math.pi * math.asin(0.5 * math.sqrt(min(max(share, 0.0), 1.0))) if not math.isnan(share) else math.nan
 
 
-# ---- overlaps ----
-
-
 def _overlap_weights(masks: BoolArray) -> Float32Array:
     """W, (K, K), symmetric, zero on the diagonal: y' W y is the additive variance in outcomes y of mean 0.
 
@@ -95,9 +92,6 @@ def _overlap_weights(masks: BoolArray) -> Float32Array:
 def _total(a: NDArray, b: NDArray) -> float:
     """The sum of the products of all elements, row by row in double precision."""
     return float(sum(float(np.dot(x, y)) for x, y in zip(a, b)))
-
-
-# ---- outcomes ----
 
 
 def _standardise(values: FloatArray, exists: BoolArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
@@ -142,9 +136,6 @@ def _standardise(values: FloatArray, exists: BoolArray) -> tuple[FloatArray, Flo
 
 def _knows_noise(exists: BoolArray) -> bool:
     return int((exists.sum(axis=0) >= 2).sum()) >= 2
-
-
-# ---- how sure ----
 
 
 class _Pool:

@@ -528,9 +528,6 @@ def gate(
     return verdict
 
 
-# ---- the command ----
-
-
 def make_parser() -> argparse.ArgumentParser:
     about = "The gate: has an attribution method become worse, or dearer, than its recorded baseline? Exit 1 if so."
     parser = Parser(prog=PROGRAM, description=about)

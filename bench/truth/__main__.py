@@ -301,9 +301,6 @@ def check_folder(folder: Path) -> tuple[str, bool]:
     return f"{folder}: {described(truth)}\n{bytes_text(size)}\n{table(header, lines, left=2)}", same
 
 
-# ---- their arguments ----
-
-
 def make_parser() -> argparse.ArgumentParser:
     parser = options.Parser(prog="python -m bench.truth", description=str(__doc__).split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)

@@ -610,9 +610,6 @@ def trak_projections(grid: Any, method: Any) -> list[int]:
     return sorted(value for value in {*TRAK_PROJECTIONS, method.projection} if value <= limit)
 
 
-# ---- tables ----
-
-
 def show_sweep(result: dict[str, Any]) -> str:
     options = list(result["axes"])
     chains = any(cell.get("rhat") is not None for cell in result["cells"])
