@@ -26,7 +26,7 @@ from bench.methods import Variant
 from bench.records import ANSWERS_FILE, DISTRIBUTIONS, provenance, run_id_of, save_record, versions
 from bench.runner import Session
 from bench.schema import AnswersRecord
-from bench.tables import table
+from bench.tables import number, short_number, table, tables
 from retrain.errors import UsageError
 from retrain.safe_files import one_line
 from retrain.task import Task
@@ -179,9 +179,40 @@ def best_first(row: Mapping[str, Any]) -> float:
     return -row["value"] if math.isfinite(row["value"]) else math.inf
 
 
-def signed_interval(row: Mapping[str, Any]) -> str:
-    low, high = (f"{end:+.3f}" if math.isfinite(end) else "-" for end in (row["ci_low"], row["ci_high"]))
-    return f"[{low}, {high}]"
+def show(out: MetricResult, legend: str, about: Mapping[tuple[int, float], str] | None = None) -> str:
+    """A table a seed, share and kind of scores: a line a method, a column a metric; then the best against each.
+
+    about: (seed, share) -> what ends the heading.
+    """
+    kinds, parts = ("seed", "alpha_attribution", "normalised"), []
+    pairs = groups_of(out.pairs, *kinds)
+    for kind, rows in sorted(groups_of(out.rows, *kinds).items()):
+        columns = groups_of(rows, "metric", "at")
+        ranked = next(metric for (metric, _), some in columns.items() if some[0].get("ranked", True))
+        # Where the metric has several places, the last of those that most methods have.
+        most = max(len(some) for (metric, _), some in columns.items() if metric == ranked)
+        *_, place = [one for one, some in columns.items() if one[0] == ranked and len(some) == most]
+        order = {row["label"]: best_first(row) for row in columns[place]}
+        lines = []
+        for (label,), own in sorted(groups_of(rows, "label").items(), key=lambda one: order.get(one[0][0], math.inf)):
+            cells = {(row["metric"], row["at"]): cell_of(row) for row in own}
+            seconds = [number(own[0]["fit_seconds"] + own[0]["score_seconds"], 1) if "fit_seconds" in own[0] else "-"]
+            lines.append([label, *(cells.get(column, "-") for column in columns), *seconds])
+        names = [metric if at is None else f"{metric} {at:.3g}" for metric, at in columns]
+        told = "; ".join(filter(None, [out.heading(out.truth, kind[0], kind[2]), (about or {}).get(kind[:2], "")]))
+        parts.append(f"{told}\n{tables(['', *names, 'seconds'], lines)}\n{legend}")
+        here = [pair for pair in pairs.get(kind, ()) if (pair["metric"], pair["at"]) == place]
+        if some := [pair for pair in here if lines[0][0] in (pair["label"], pair["against"])]:
+            parts.append(pairs_table("paired difference", place[0], some))
+    return "\n\n".join(parts)
+
+
+def cell_of(row: Mapping[str, Any]) -> str:
+    """0.17 [-0.081, 0.421] (2 undefined)"""
+    value, low, high = (short_number(row[name]) for name in ("value", "ci_low", "ci_high"))
+    undefined = f"{row['num_undefined']} undefined" if row["num_undefined"] else ""
+    notes = ", ".join(filter(None, [undefined, row.get("note", "")]))
+    return f"{value} [{low}, {high}]" + (f" ({notes})" if notes else "")
 
 
 def pairs_table(title: str, quantity: str, pairs: Iterable[dict[str, Any]]) -> str:
@@ -189,9 +220,9 @@ def pairs_table(title: str, quantity: str, pairs: Iterable[dict[str, Any]]) -> s
     lines = []
     for pair in pairs:
         undefined = f" ({pair['num_undefined']} undefined)" if pair["num_undefined"] else ""
-        p_value = f"{pair['p_value']:.2g}" if math.isfinite(pair["p_value"]) else "-"
+        low, high, p_value = (short_number(pair[name]) for name in ("ci_low", "ci_high", "p_value"))
         names = f"{pair['label']} - {pair['against']}{undefined}"
-        lines.append([names, str(pair["seed"]), f"{pair['difference']:+.3f}", signed_interval(pair), p_value])
+        lines.append([names, str(pair["seed"]), short_number(pair["difference"]), f"[{low}, {high}]", p_value])
     return table([title, "seed", quantity, "95 % interval", "p"], lines)
 
 

@@ -9,7 +9,6 @@ examples.
 """
 
 import argparse
-from collections.abc import Sequence
 from typing import Any
 
 import bench.arguments as options
@@ -19,10 +18,16 @@ from bench.experiment import execution_of, experiment_of
 from bench.metrics import MINIMUM_SUBSETS
 from bench.metrics.calibration import UnitsOfLoss, calibration, reachable_share
 from bench.runner import Session
-from bench.tables import short_number, table
+from bench.tables import short_number
 
 # Statistic -> its name in rows. Only the last is ranked: a slope is best at 1, and without rescaling R2 says the same.
 CALIBRATION_METRICS = {"slope": "calibration slope", "r2": "calibration R2", "r2_rescaled": "calibration R2 rescaled"}
+
+
+SLOPES = (
+    "slope: actual change of loss per predicted one, 1 where scores are in units of loss; R2: of predictions as they "
+    "are; rescaled: times the slope"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,32 +96,10 @@ def calibration_rows(columns: dict[str, Any], found: UnitsOfLoss, normalised: bo
 
 
 def show(out: MetricResult) -> str:
-    parts = []
-    for (seed, share, alpha, normalised), here in sorted(
-        groups_of(out.rows, "seed", "alpha_attribution", "at", "normalised").items()
-    ):
+    """The share of R2 that can be reached ends the heading, an alpha each."""
+    about: dict[tuple[int, float], str] = {}
+    for seed, share, alpha in groups_of(out.rows, "seed", "alpha_attribution", "at"):
         reachable = out.detail["reachable"][f"seed {seed}, share {share:g}, alpha {alpha:g}"]
-        told = out.heading(f"alpha {alpha:g}, {out.truth}", seed, normalised)
-        parts.append(f"{told}; reachable R2 {short_number(reachable)}\n{calibration_table(here)}")
-    return "\n\n".join(parts)
-
-
-def calibration_table(rows: Sequence[dict[str, Any]]) -> str:
-    by = {(row["label"], row["metric"]): row for row in rows}
-    ranked = [row for row in rows if row["metric"] == CALIBRATION_METRICS["r2_rescaled"]]
-    lines = []
-    for label in (row["label"] for row in sorted(ranked, key=evaluations.best_first)):
-        found = [by[label, metric] for metric in CALIBRATION_METRICS.values()]
-        slope, plain, scaled = (
-            [short_number(row["value"]), f"[{short_number(row['ci_low'])}, {short_number(row['ci_high'])}]"]
-            for row in found
-        )
-        median, undefined = short_number(found[0]["median"]), str(found[0]["num_undefined"])
-        lines.append([label, *slope, median, *plain, *scaled, undefined])
-    ends = "95 % interval"
-    header = ["method", "slope", ends, "median slope", "R2", ends, "R2 rescaled", ends, "undefined"]
-    legend = (
-        "slope: actual change of loss per predicted one, 1 where scores are in units of loss; median: over queries; "
-        "R2: of predictions as they\nare; rescaled: times the slope; undefined: queries without a number"
-    )
-    return f"{table(header, lines)}\n{legend}"
+        told = f"reachable R2 {short_number(reachable)} at alpha {alpha:g}"
+        about[seed, share] = ", ".join(filter(None, [about.get((seed, share), ""), told]))
+    return evaluations.show(out, SLOPES, about)

@@ -18,12 +18,12 @@ import numpy as np
 
 import bench.evaluations as evaluations
 from bench.arguments import at_least
-from bench.evaluations import MetricResult, groups_of, measured
-from bench.evaluations.calibration import CALIBRATION_METRICS, calibration_rows, calibration_table
+from bench.evaluations import MetricResult, measured
+from bench.evaluations.calibration import SLOPES, calibration_rows
 from bench.evaluations.removal import RemovalRetrainer
 from bench.metrics import MINIMUM_SUBSETS, linear_datamodelling_score, noise_ceiling, paired_difference
 from bench.metrics.calibration import calibration
-from bench.tables import interval, number, table
+from bench.tables import interval, number
 from retrain.errors import UsageError
 
 LEAVE_ONE_OUT = "leave-one-out Spearman"
@@ -87,20 +87,9 @@ def evaluate(arguments: argparse.Namespace) -> MetricResult:
 
 
 def show(out: MetricResult) -> str:
-    parts = []
-    ceilings = {(one["seed"], one["alpha_attribution"]): one for one in out.detail["ceilings"]}
-    for (*block, normalised), here in sorted(groups_of(out.rows, "seed", "alpha_attribution", "normalised").items()):
-        ceiling = ceilings[tuple(block)]
-        noise = f"noise ceiling {number(ceiling['ceiling'])} {interval(ceiling['ci_low'], ceiling['ci_high'])}"
-        bound = "exact: retraining has no noise" if ceiling["exact"] else noise
-        ranked = sorted((row for row in here if row["metric"] == LEAVE_ONE_OUT), key=evaluations.best_first)
-        lines = [
-            [row["label"], number(row["value"]), interval(row["ci_low"], row["ci_high"]), str(row["num_undefined"])]
-            for row in ranked
-        ]
-        text = table(["method", "Spearman", "95 % interval", "undefined"], lines)
-        parts.append(f"{out.heading(out.truth, block[0], normalised)}; {bound}\n{text}")
-        plain = [row | {"metric": row["metric"].removeprefix(PREFIX)} for row in here]
-        slopes = [row for row in plain if row["metric"] in CALIBRATION_METRICS.values()]
-        parts.append(f"actual against predicted change\n{calibration_table(slopes)}")
-    return "\n\n".join(parts)
+    about = {}
+    for one in out.detail["ceilings"]:
+        noise = f"noise ceiling {number(one['ceiling'])} {interval(one['ci_low'], one['ci_high'])}"
+        told = "exact: retraining has no noise" if one["exact"] else noise
+        about[one["seed"], one["alpha_attribution"]] = told
+    return evaluations.show(out, f"Spearman: across the examples that were left out; {SLOPES}", about)

@@ -28,7 +28,6 @@ from bench.ground_truth import base_model
 from bench.metrics.detection import area_under_curve, auc_difference, precision_at, precision_draws, resampled
 from bench.records import TOPS
 from bench.runner import Session
-from bench.tables import interval, number, table
 from retrain.errors import UsageError
 from retrain.mislabelled import Mislabelled, flipped_labels
 from retrain.subsets import attributed_indices
@@ -123,29 +122,11 @@ def _add_rows(out: MetricResult, session: Session, block: Block, methods: list[S
 
 
 def show(out: MetricResult) -> str:
-    parts = []
-    for (seed, share), here in sorted(groups_of(out.rows, "seed", "alpha_attribution").items()):
-        areas = sorted((row for row in here if row["metric"] == AUC), key=lambda row: -row["value"])
-        precise = {(row["label"], row["size"]): row for row in here if row["metric"] == PRECISION}
-        sizes = sorted({size for _, size in precise})
-        header = ["ranked by", "AUC", "95 % interval", *(f"precision, top {size}" for size in sizes), "seconds"]
-        lines = []
-        for row in areas:
-            seconds = None if "fit_seconds" not in row else row["fit_seconds"] + row["score_seconds"]
-            cells = [precise[row["label"], size] for size in sizes]
-            lines.append(
-                [row["label"], number(row["value"]), interval(row["ci_low"], row["ci_high"])]
-                + [f"{number(cell['value'], 2)} {interval(cell['ci_low'], cell['ci_high'], 2)}" for cell in cells]
-                + [number(seconds, 1)]
-            )
-        flipped = out.detail["flipped"][f"seed {seed}, share {share:g}"]
-        legend = (
-            "AUC: 0.5 by chance; precision: the flipped share of the top ones, "
-            f"{number(flipped / areas[0]['num_queries'], 2)} by chance; 95 % intervals over examples; seconds:\n"
-            "of the method's fit and scores, the scores of some queries among them"
-        )
-        heading = out.heading(f"{out.truth} ({flipped} of them flipped)", seed)
-        parts.append(f"{heading}\n{table(header, lines)}\n{legend}")
-    pairs = [pair for pair in out.pairs if pair["metric"] == AUC and OWN_LOSS in (pair["label"], pair["against"])]
-    parts.append(evaluations.pairs_table("paired difference", "AUC", pairs))
-    return "\n\n".join(parts)
+    about = {}
+    for seed, share in groups_of(out.rows, "seed", "alpha_attribution"):
+        about[seed, share] = f"{out.detail['flipped'][f'seed {seed}, share {share:g}']} of them flipped"
+    legend = (
+        "AUC: of self-influence, 0.5 by chance; precision: the flipped share of so large a top; 95 % intervals over "
+        "examples; seconds: of\nthe method's fit and scores, the scores of some queries among them"
+    )
+    return evaluations.show(out, legend, about)

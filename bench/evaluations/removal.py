@@ -21,11 +21,10 @@ import numpy as np
 
 import bench.evaluations as evaluations
 from bench.arguments import at_least, fraction
-from bench.evaluations import SCORE_CHOICES, Block, MetricResult, ScoredMethod, best_first, groups_of, measured
+from bench.evaluations import SCORE_CHOICES, Block, MetricResult, ScoredMethod, measured
 from bench.ground_truth import UnitsFailedError, obtain
 from bench.metrics.removal import Shared, mean_change
 from bench.runner import Session
-from bench.tables import table, tables
 from retrain.errors import UsageError
 from retrain.removal import RemovalPlan, removal_units, stacked
 from retrain.task import classifies
@@ -299,54 +298,10 @@ def add_brittleness(
 
 
 def show(out: MetricResult) -> str:
-    """One table a seed and kind of score: a line a method, a column a share; then who differs from the controls."""
-    parts = []
-    kinds = ("seed", "alpha_attribution", "normalised")
-    all_pairs = groups_of(out.pairs, *kinds)
-    for kind, here in sorted(groups_of(out.rows, *kinds).items()):
-        curves = [row for row in here if row["metric"] == "removal"]
-        sizes = dict(sorted({row["size"]: f"{row['size']} ({100 * row['at']:.2g} %)" for row in curves}.items()))
-        cells = {(row["label"], row["size"]): row for row in curves}
-        last = {row["label"]: best_first(row) for row in curves if row["size"] == max(sizes)}
-        labels = sorted(dict.fromkeys(row["label"] for row in curves), key=lambda label: last.get(label, math.inf))
-        lines = [[label, *(change_cell(cells.get((label, size))) for size in sizes)] for label in labels]
-        told = f"change of a query's loss when its most helpful examples are left out;\n{out.truth}"
-        text = (
-            f"{out.heading(told, kind[0], kind[2])}; mean over queries with its 95 % interval\n"
-            f"{tables(['removed', *sizes.values()], lines)}\n{RANDOM_REMOVAL}: sets drawn at random"
-        )
-        if classifies(out.task):
-            text += f"; {SAME_CLASS}: drawn from the query's own class"
-            if len({size for label, size in cells if label == SAME_CLASS}) < len(sizes):
-                text += f"\n{SAME_CLASS} ends where no query's class has so many examples"
-        if any(row["num_undefined"] for row in curves if row["label"] == SAME_CLASS):
-            text += "\nundefined: queries whose class has fewer examples than are removed"
-        parts.append(text)
-        # The largest size at which there is the most to compare: a class may have fewer examples than the largest.
-        compared = max(sizes, key=lambda size: (sum((label, size) in cells for label in labels), size))
-        if pairs := [pair for pair in all_pairs.get(kind, ()) if pair.get("size") == compared]:
-            parts.append(evaluations.pairs_table(f"paired difference, {compared} removed", "loss", pairs))
-        if flips := [row for row in here if row["metric"] == BRITTLENESS]:
-            parts.append(show_brittleness(flips))
-    return "\n\n".join(parts)
-
-
-def change_cell(row: dict[str, Any] | None) -> str:
-    if row is None:
-        return "-"
-    undefined = f" ({row['num_undefined']} undefined)" if row["num_undefined"] else ""
-    return f"{row['value']:+.3f} {evaluations.signed_interval(row)}{undefined}"
-
-
-def show_brittleness(rows: Sequence[dict[str, Any]]) -> str:
-    lines = []
-    for row in sorted(rows, key=lambda row: row["value"]):
-        flipped = row["num_queries"] - row["num_unflipped"]
-        share = f"{'>= ' if row['num_unflipped'] else ''}{100 * row['value']:.2f} %"
-        interval = f"[{100 * row['ci_low']:.2f}, {100 * row['ci_high']:.2f}]" if flipped else "-"
-        lines.append([row["label"], share, interval, f"{flipped} of {row['num_queries']}"])
     legend = (
-        "geometric mean over the queries that are right with nothing removed; one that the largest size does not flip "
-        "counts\nas if it did: >= is a lower bound"
+        "removal: change of a query's loss when this share of the examples, the most helpful ones, is left out; "
+        f"{RANDOM_REMOVAL}: sets drawn\nat random, {SAME_CLASS}: from the query's own class, while it has as many; "
+        f"{BRITTLENESS}: the share that flips a prediction, a lower\nbound where some never flipped; means over "
+        "queries with 95 % intervals"
     )
-    return f"{table(['brittleness', 'share that flips', '95 % interval', 'flipped'], lines)}\n{legend}"
+    return evaluations.show(out, legend)

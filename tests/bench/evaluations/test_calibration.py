@@ -94,6 +94,6 @@ def test_the_command_uses_the_ground_truth_of_lds(tmp_path: Path, capsys: pytest
     words += ["--queries", "10"]
     words += ["--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "runs")]
     assert main(words) == 0
-    assert "median slope" in capsys.readouterr().out
+    assert "reachable R2" in capsys.readouterr().out
     (path,) = (tmp_path / "runs").glob("*/answers.json")
     assert {row["at"] for row in read_record(path, AnswersRecord)["rows"]} == {0.5}

@@ -10,9 +10,9 @@ import torch
 from scipy import stats
 
 from bench.arguments import Parser
-from bench.evaluations import MetricResult, removal
+from bench.evaluations import MetricResult, cell_of, removal
 from bench.evaluations.__main__ import main
-from bench.evaluations.removal import RANDOM_REMOVAL, SAME_CLASS, Bisection, change_cell, show_brittleness
+from bench.evaluations.removal import RANDOM_REMOVAL, SAME_CLASS, Bisection
 from bench.metrics.removal import Shared, mean_change, shared_variance
 from bench.publish.leaderboard import rows
 from bench.records import read_record
@@ -157,19 +157,9 @@ def test_mean_change_without_shared_models_is_students() -> None:
         shared_variance(Shared(np.arange(2), np.zeros((1, 2))), 2)
 
 
-# ---- tables ----
-
-
-def test_changes_have_signs_and_say_what_is_undefined() -> None:
+def test_a_cell_says_what_is_undefined_or_no_more_than_a_bound() -> None:
     row: dict[str, Any] = {"value": 0.17, "ci_low": -0.081, "ci_high": 0.421, "num_undefined": 0}
-    assert change_cell(row) == "+0.170 [-0.081, +0.421]"
-    assert change_cell(row | {"num_undefined": 2}).endswith("(2 undefined)")
-    assert change_cell(row | {"ci_low": math.nan, "ci_high": math.nan}) == "+0.170 [-, -]"
-
-
-def test_what_never_flips_is_a_lower_bound_without_an_interval() -> None:
-    row = {"label": "random", "value": 0.2, "ci_low": 0.2, "ci_high": 0.2, "num_queries": 3, "num_unflipped": 3}
-    text = show_brittleness([row, row | {"label": "bif", "value": 0.03, "ci_high": 0.3, "num_unflipped": 0}])
-    first, second = text.splitlines()[2:4]
-    assert first.split() == ["bif", "3.00", "%", "[20.00,", "30.00]", "3", "of", "3"]
-    assert second.split() == ["random", ">=", "20.00", "%", "-", "0", "of", "3"]
+    assert cell_of(row) == "0.17 [-0.081, 0.421]"
+    assert cell_of(row | {"num_undefined": 2}).endswith("(2 undefined)")
+    assert cell_of(row | {"ci_low": math.nan, "ci_high": math.nan}) == "0.17 [-, -]"
+    assert cell_of(row | {"note": "3 of 3 never flipped"}).endswith("(3 of 3 never flipped)")
