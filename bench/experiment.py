@@ -132,6 +132,10 @@ class Execution:
     rescore: bool = False  # score again, and keep the retrains
     progress: bool = True  # bars on stderr
 
+    def job_options(self, name: str) -> dict[str, Any]:
+        """Of a batch of jobs that is called so."""
+        return {"name": name, "progress": self.progress, **self.jobs}
+
     def scoring_jobs(self) -> dict[str, Any]:
         """Methods run one at a time on a CPU unless --jobs says otherwise: beside each other they would slow down."""
         jobs = dict(self.jobs)

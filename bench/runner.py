@@ -204,13 +204,12 @@ class Session:
         """The ground truth of every plan; all of it is one batch of jobs, so that no worker waits between seeds."""
         by_plan = self.retrains()
         units = [*self.base_units(self.experiment.seeds), *(unit for some in by_plan.values() for unit in some)]
-        jobs = {"name": f"{self.task.name} ground truth", "progress": self.execution.progress, **self.execution.jobs}
-        entries = obtain(units, self.store, force=self.execution.force, **jobs)
+        force, jobs = self.execution.force, self.execution.job_options
+        entries = obtain(units, self.store, force=force, **jobs(f"{self.task.name} ground truth"))
         others = {"further retrains": self.further(self.active), "reference models": self.reference_units(self.blocks)}
         for what, some in others.items():
             if some:
-                jobs["name"] = f"{self.task.name} {what}"
-                make_units(some, self.store, force=self.execution.force, **jobs)
+                make_units(some, self.store, force=force, **jobs(f"{self.task.name} {what}"))
         found = {}
         for block in self.blocks:
             for plan in self.plans(*block):

@@ -273,10 +273,10 @@ def scoring_session(experiment: Experiment, execution: Execution, has_alpha: boo
 
 def score_methods(session: Session) -> dict[Block, list[ScoredMethod]]:
     """Every block's methods with their scores; one that fails is among the session's problems."""
-    jobs = {"name": f"{session.task.name} base models", **session.execution.jobs}
-    obtain(session.base_units(session.experiment.seeds), session.store, **jobs)
+    jobs, name = session.execution.job_options, session.task.name
+    obtain(session.base_units(session.experiment.seeds), session.store, **jobs(f"{name} base models"))
     if further := session.further(session.active):
-        make_units(further, session.store, progress=True, **{**jobs, "name": f"{session.task.name} further retrains"})
+        make_units(further, session.store, **jobs(f"{name} further retrains"))
     for block, variant in itertools.product(session.blocks, session.active):
         for scorer, plans in session.scorers(variant, *block):
             own = scorer.members[0]  # evaluations are about the base model alone

@@ -107,8 +107,7 @@ class RemovalRetrainer:
         wanted = [(removed, range(times)) for removed, times in sets]
         units = removal_units(self.task, self.plan, wanted, execution.device, margins)
         in_order = sorted(units, key=lambda unit: unit.config["num_removed"])
-        name = f"{self.task.name} {what}, seed {self.plan.seed}"
-        jobs = {"name": name, "progress": execution.progress, **execution.jobs}
+        jobs = execution.job_options(f"{self.task.name} {what}, seed {self.plan.seed}")
         entries = obtain(in_order, self.session.store, **jobs)
         found, rest = [], iter(units)
         for _, times in sets:
