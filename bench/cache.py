@@ -27,7 +27,6 @@ from typing import Any
 
 from bench.arguments import Parser, run_cli
 from bench.tables import bytes_text, duration, table
-from retrain.jobs.slurm import private_path
 from retrain.jobs.tracker import MAX_ATTEMPTS
 from retrain.jobs.unit import JobBatch
 from retrain.leases import Holder, Leases
@@ -115,9 +114,7 @@ def prune(store: Store, arguments: argparse.Namespace) -> int:
     elif arguments.what == "logs":
         # One clock, the disk's: by this host's, the live work of another could look abandoned.
         busy = {holder.batch for holder in Leases(store.root).held(by_disk=True).values()}
-        idle = [batch for batch in JobBatch.all(store) if batch.id not in busy]
-        folders = [batch.folder for batch in idle]
-        folders += [path for batch in idle if (path := private_path(batch)) is not None and path.is_dir()]
+        folders = [batch.folder for batch in JobBatch.all(store) if batch.id not in busy]
     elif arguments.what or arguments.kind or arguments.older_than is not None:
         infos = list(chosen(store, arguments))
     else:

@@ -7,7 +7,7 @@ A batch is a list of idempotent `Unit`s. `run_units` does those whose entry the 
 
 - `inline`: one after another in this process.
 - `local`: worker processes on this machine (`local.py`), each with its share of the cores, or its own GPUs.
-- `slurm`: array tasks through submitit (`slurm.py`).
+- `slurm`: array tasks (`slurm.py`).
 
 In all three, a unit is leased before it is worked on (`retrain/leases.py`), so batches may overlap and share the work;
 a unit that fails three times is reported and does not stop the others (`tracker.py`); a worker that is killed is

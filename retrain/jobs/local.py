@@ -1,8 +1,7 @@
 """Worker processes on this machine: started once, they take unit after unit, each with its share of the hardware.
 
-They are our own and not submitit's LocalExecutor, which starts a process for every submission (importing torch takes
-seconds, a retrain often less) and pins nothing. A worker never outlives its driver: it ends with its pipe, and Linux
-kills it when the driver dies.
+A process for every unit would cost more: importing torch takes seconds, a retrain often less. A worker never outlives
+its driver: it ends with its pipe, and Linux kills it when the driver dies.
 """
 
 from __future__ import annotations

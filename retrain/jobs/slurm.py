@@ -1,20 +1,18 @@
-"""Units on a Slurm cluster, through submitit: array tasks that pull units until none is left.
+"""Units on a Slurm cluster: array tasks that pull units until none is left.
 
 A small array is submitted first. Every task takes unit after unit from the batch's list, so short units are packed into
 it; from the seconds the first units took the driver then chooses how many tasks the rest deserves, so that each has at
 least `TASK_SECONDS` to do. What is done is read from the store, which tasks live from `squeue`: no accounting is
-needed, nothing of submitit's results is waited for or unpickled, and a task that is cancelled, killed or lost with its
-node is noticed by its absence, within seconds. Its unit is freed and another task is submitted, up to a limit.
+needed, and a task that is cancelled, killed or lost with its node is noticed by its absence, within seconds. Its unit
+is freed and another task is submitted, up to a limit.
 
-What submitit pickles is run again on the nodes, so it lies in a folder that only this user can write. That is outside
-the cache, which may be shared, by the batch's id and the cache's path: below `TDA_BENCH_STATE`, else `XDG_STATE_HOME`,
-else `~/.local/state`. The nodes of the cluster must see it, as they see a home folder.
+Slurm keeps the script that it was given: nothing that a task runs lies in the cache, which others may write.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import json
 import math
 import os
 import random
@@ -22,15 +20,13 @@ import re
 import shlex
 import shutil
 import signal
-import stat
 import statistics
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgspec
@@ -119,8 +115,8 @@ def run_slurm(
     """Drive a batch on Slurm until every unit is done or has failed (collect: until its jobs have ended)."""
     if shutil.which("sbatch") is None or shutil.which("squeue") is None:
         raise JobError("Slurm is not here (no sbatch, squeue on PATH); log in to the cluster, or use --cluster local")
-    gpu, minutes = "cuda" in tracker.devices(), timeout_min or DEFAULT_TIMEOUT_MIN
-    driver = _Driver(tracker, run, jobs, sbatch_parameters(tracker.batch, jobs, gpu, minutes, options), collect)
+    minutes = max(1, math.ceil(timeout_min or DEFAULT_TIMEOUT_MIN))
+    driver = _Driver(tracker, run, jobs, minutes, options, collect)
     try:
         driver.drive()
     except (KeyboardInterrupt, SystemExit):
@@ -130,22 +126,12 @@ def run_slurm(
         driver.end()
 
 
-def sbatch_parameters(
-    batch: JobBatch, jobs: int, gpu: bool, timeout_min: float, options: dict[str, Any]
-) -> dict[str, Any]:
-    """Arguments of submitit's `update_parameters`: what we need, and the user's --slurm options passed through."""
-    from submitit.slurm.slurm import SlurmExecutor
-
-    parameters: dict[str, Any] = {
-        "name": f"tda-{batch.id}",
-        "timeout_min": max(1, math.ceil(timeout_min)),
-        "slurm_array_parallelism": jobs,
-        "slurm_stderr_to_stdout": True,
-        "slurm_signal_delay_s": int(signal_seconds(timeout_min * 60)),
-    }
-    if gpu:
-        parameters["gpus_per_node"] = 1
-    additional: dict[str, Any] = {"requeue": True}
+def sbatch_options(name: str, gpu: bool, minutes: int, options: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """sbatch's options but those of the array, and the script's first lines; --slurm KEY=VALUE are passed through."""
+    flags: dict[str, Any] = {
+        "job-name": name, "nodes": 1, "time": minutes, "requeue": True, "open-mode": "append",
+        "signal": f"USR2@{int(signal_seconds(60.0 * minutes))}", **({"gpus-per-node": 1} if gpu else {}),
+    }  # fmt: skip
     paths = os.pathsep.join(os.path.abspath(entry or os.curdir) for entry in sys.path)
     # The tasks find modules where the driver does; one thread unless the user asks for more cores.
     setup = [
@@ -153,30 +139,24 @@ def sbatch_parameters(
         "export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}",
     ]
     ours = {"time": "--timeout-min", "timeout_min": "--timeout-min", "array": "--jobs", "array_parallelism": "--jobs"}
-    for key, text in options.items():
+    for key, value in options.items():
         if key in ours:
             raise UsageError(f"--slurm {key}=... is set by {ours[key]}")
-        text = str(text)
-        value = int(text) if text.isdigit() else text.lower() in ("true", "yes") or text
         if key == "setup":
-            setup.append(text)
-        elif key in ("nodes", "cpus_per_task", "gpus_per_node", "tasks_per_node"):
-            parameters[key] = value
-        elif key in SlurmExecutor._valid_parameters():
-            parameters[f"slurm_{key}"] = value
+            setup.append(str(value))
         else:
-            additional[key.replace("_", "-")] = value
-    parameters["slurm_setup"] = setup
-    parameters["slurm_additional_parameters"] = additional
-    return parameters
+            flag = "ntasks-per-node" if key == "tasks_per_node" else key.replace("_", "-")
+            flags[flag] = True if str(value).lower() in ("true", "yes") else value
+    return [f"--{flag}" if value is True else f"--{flag}={value}" for flag, value in flags.items()], setup
 
 
 class _Driver:
     """One run's view of its batch: what it submitted, what has ended, and what is left to do."""
 
-    def __init__(self, tracker: JobTracker, run: str, jobs: int, parameters: dict[str, Any], collect: bool):
-        self.tracker, self.run, self.max_jobs, self.parameters, self.collect = tracker, run, jobs, parameters, collect
-        self.folder = private_path(tracker.batch)
+    def __init__(self, tracker: JobTracker, run: str, jobs: int, minutes: int, options: dict[str, Any], collect: bool):
+        self.tracker, self.run, self.max_jobs, self.collect = tracker, run, jobs, collect
+        self.time_limit_s, gpu = 60.0 * minutes, "cuda" in tracker.devices()
+        self.flags, self.setup = sbatch_options(f"tda-{tracker.batch.id}", gpu, minutes, options)
         self.max_lost = max(6, 3 * jobs)
         self.began = time.time()
         self.leases = Leases(tracker.store.root, tracker.batch.id)
@@ -327,7 +307,7 @@ class _Driver:
                 self.tracker.give_up(key, "\n".join([reason, *self._log_tail(last)]))
 
     def _log_tail(self, job: str) -> list[str]:
-        return tail(self.folder / f"{job}_0_log.out") if self.folder is not None else []
+        return tail(self.tracker.batch.folder / "logs" / f"{self.run}-{job}.out")
 
     def _submit_what_is_needed(self) -> None:
         num_free = self.tracker.num_open - sum(self.tracker.is_open(key) for _, key in self.leases.held())
@@ -337,27 +317,26 @@ class _Driver:
             num_missing -= self._submit(min(num_missing, MAX_ARRAY))
 
     def _submit(self, count: int) -> int:
-        import submitit
-
         batch = self.tracker.batch
         worker = ArrayWorker(
-            root=str(self.tracker.store.root),
-            batch_id=batch.id,
-            run=self.run,
-            units_sha256=self.tracker.units_sha256,
-            time_limit_s=self.parameters["timeout_min"] * 60.0,
-            max_attempts=self.tracker.max_attempts,
-            same_failures=self.tracker.same.limit,
+            root=str(self.tracker.store.root), batch_id=batch.id, run=self.run,
+            units_sha256=self.tracker.units_sha256, time_limit_s=self.time_limit_s,
+            max_attempts=self.tracker.max_attempts, same_failures=self.tracker.same.limit,
             kinds_done=tuple(sorted(self.tracker.same.kinds_done)),
+        )  # fmt: skip
+        task = ["srun", "--unbuffered", sys.executable, "-u", "-c", TASK_CODE, json.dumps(asdict(worker))]
+        script = "\n".join(["#!/bin/bash", *self.setup, shlex.join(task)]) + "\n"
+        # %A and %a are the array's number and the task's.
+        output = str(batch.subfolder("logs")).replace("%", "%%") + f"/{self.run}-%A_%a.out"
+        array = [f"--array=0-{count - 1}%{self.max_jobs}", f"--output={output}"]
+        done = subprocess.run(
+            ["sbatch", "--parsable", *self.flags, *array], input=script, capture_output=True, text=True
         )
-        try:
-            executor = submitit.AutoExecutor(folder=private_folder(batch), cluster="slurm")
-            executor.update_parameters(**self.parameters)
-            names = [str(job.job_id) for job in executor.map_array(worker, range(count))]
-        except JobError:
-            raise
-        except Exception as error:  # submitit raises many kinds; all of them mean that sbatch said no
-            raise JobError(one_line(f"Slurm did not take the jobs: {' '.join(str(error).split())}", 1000)) from None
+        number = done.stdout.strip().partition(";")[0]  # behind it, a cluster of several
+        if done.returncode or not number.isdigit():
+            said = " ".join((done.stderr or done.stdout).split())
+            raise JobError(one_line(f"Slurm did not take the jobs: {said}", 1000))
+        names = [f"{number}_{task}" for task in range(count)]
         append_line(batch.folder / "jobs.jsonl", {"jobs": names, "run": self.run, "time": time.time()})
         self.submitted += names
         return count
@@ -414,9 +393,21 @@ def _stop(number: int, _frame: object) -> None:
     raise Stopped(number)
 
 
+# Not from the working folder first: it may hold a `bench` or `baselines` of the user's own.
+TASK_CODE = (
+    "import sys; sys.path = [entry for entry in sys.path if entry]; "
+    "from retrain.jobs.slurm import array_task; array_task(sys.argv[1])"
+)
+
+
+def array_task(told: str) -> None:
+    """The life of an array task: `told` are the fields of its `ArrayWorker`."""
+    ArrayWorker(**json.loads(told))()
+
+
 @dataclass
 class ArrayWorker:
-    """The callable that submitit pickles; everything else a task needs, it reads and checks itself when it begins."""
+    """What an array task is told; everything else that it needs, it reads and checks itself when it begins."""
 
     root: str
     batch_id: str
@@ -427,7 +418,7 @@ class ArrayWorker:
     same_failures: int = 0
     kinds_done: tuple[str, ...] = ()
 
-    def __call__(self, index: int) -> int:
+    def __call__(self) -> int:
         for number in (signal.SIGUSR2, signal.SIGTERM):
             signal.signal(number, _stop)
         me = Holder.this_process()
@@ -549,43 +540,3 @@ class ArrayWorker:
             print(f"cannot go back into the queue: {error}", file=sys.stderr, flush=True)
         except Stopped:
             sys.exit("back in the queue")
-
-
-# ---- the private folder ----
-
-
-HINT = "name a folder of your own that the nodes see, too: export TDA_BENCH_STATE=/path"
-
-
-def private_path(batch: JobBatch) -> Path | None:
-    """Where a batch's private folder is, whether or not it exists; None where nobody knows a home folder."""
-    try:
-        parent = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    except RuntimeError:
-        parent = ""
-    given = os.environ.get("TDA_BENCH_STATE") or (parent and Path(parent) / "tda-bench")
-    if not given:
-        return None
-    digest = hashlib.sha256(os.path.realpath(batch.store.root).encode("utf-8", "surrogateescape")).hexdigest()
-    return Path(os.path.abspath(os.path.expanduser(given))) / "slurm" / f"{batch.id}-{digest[:12]}"
-
-
-def private_folder(batch: JobBatch) -> Path:
-    """The folder itself, made where it is missing; one that others could write or that is not ours is refused."""
-    path = private_path(batch)
-    if path is None:
-        raise JobError(f"there is no home folder for what Slurm's tasks need (HOME is not set); {HINT}")
-    try:
-        path.parent.parent.parent.mkdir(parents=True, exist_ok=True)
-        for folder in (path.parent.parent, path.parent, path):
-            if not os.path.lexists(folder):
-                os.mkdir(folder, 0o700)
-            status = os.lstat(folder)
-            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-                raise JobError(
-                    f"{folder} is no folder of user {os.geteuid()} with mode 700 (chmod 700 {folder}): nobody else may "
-                    f"write what Slurm's tasks run; {HINT}"
-                )
-    except OSError as error:
-        raise JobError(f"the private folder {path} cannot be made ({error.strerror}); {HINT}") from None
-    return path

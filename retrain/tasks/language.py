@@ -312,14 +312,10 @@ class Pythia14M(Language):
     learning_rate: float = 3e-5
     model: str = not_in_key(DEFAULT_MODEL)
 
-    @property
-    def is_stand_in(self) -> bool:
-        """Whether the weights are something else than EleutherAI's, as far as their name tells."""
-        return not names_eleutherai(self.model)
-
     def model_words(self) -> str:
+        """Says so where the weights are something else than EleutherAI's, as far as their name tells."""
         name = super().model_words()
-        if not self.is_stand_in:
+        if names_eleutherai(self.model):
             return name
         return f"{name} (a stand-in, not EleutherAI's weights)" if "stand-in" in name else f"stand-in model {name}"
 

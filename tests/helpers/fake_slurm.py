@@ -49,44 +49,38 @@ def jobs():
     return {path.stem: json.loads(path.read_text()) for path in state_folder().glob("*.json")}
 
 
-def launch(name, script, restart):
-    array, _, task = name.partition("_")
+def launch(name, script, output, restart):
+    given, (array, _, task) = output, name.partition("_")
     names = {"SLURM_JOB_ID": array + (task or ""), "SLURM_RESTART_COUNT": str(restart), "SLURM_NTASKS": "1"}
     if task:
         names |= {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": task}
-    with open(state_folder() / f"{name}.out", "ab") as log:
+    for mark, value in {"%A": array, "%a": task, "%%": "%"}.items():
+        output = output.replace(mark, value)
+    with open(output, "ab") as log:
         process = subprocess.Popen(
             ["bash", script], env={**os.environ, **names}, stdout=log, stderr=log, start_new_session=True
         )
-    content = {"pid": process.pid, "script": script, "restart": restart}
+    content = {"pid": process.pid, "script": script, "output": given, "restart": restart}
     draft = state_folder() / f"{name}.draft"
     draft.write_text(json.dumps(content))
     draft.rename(state_folder() / f"{name}.json")
 
 
 def sbatch(arguments):
-    text = Path(arguments[-1]).read_text()
-    if "--partition=nowhere" in text:
+    text, options = sys.stdin.read(), dict(word.removeprefix("--").split("=", 1) for word in arguments if "=" in word)
+    if options.get("partition") == "nowhere":
         sys.exit("sbatch: error: invalid partition specified: nowhere")
     number = 1 + max([int(name.partition("_")[0]) for name in jobs()], default=0)
     copy = state_folder() / f"{number}.sh"
     copy.write_text(text)
-    array = re.search(r"#SBATCH --array=0-(\d+)", text)
-    for name in [f"{number}_{task}" for task in range(int(array[1]) + 1)] if array else [str(number)]:
-        launch(name, str(copy), 0)
-    print(f"Submitted batch job {number}")
+    last = int(re.fullmatch(r"0-(\d+)%\d+", options["array"])[1])
+    for task in range(last + 1):
+        launch(f"{number}_{task}", str(copy), options["output"], 0)
+    print(number)
 
 
 def srun(arguments):
-    command = arguments[arguments.index("--output") + 2 :]
-    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    path = arguments[arguments.index("--output") + 1]
-    job = os.environ["SLURM_JOB_ID"]
-    for mark, value in {"%A": array, "%a": task, "%j": job, "%t": "0"}.items():
-        path = path.replace(mark, value or "")
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    command = [word for word in arguments if word != "--unbuffered"]
     os.execvp(command[0], command)
 
 
@@ -133,7 +127,7 @@ def scontrol(arguments):
         # The caller may be the job itself: somebody else has to end it.
         os.setsid()
         end(name, job)
-        launch(name, job["script"], job["restart"] + 1)
+        launch(name, job["script"], job["output"], job["restart"] + 1)
         os._exit(0)
 
 

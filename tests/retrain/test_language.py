@@ -264,7 +264,6 @@ def test_a_stand_in_is_called_one(folder, tmp_path) -> None:
     shutil.copytree(folder / "tiny-stand-in", tmp_path / "my-model")
     assert make(folder, model=str(tmp_path / "my-model")).description.endswith("stand-in model my-model")
     assert load_task("pythia14m").description.endswith("EleutherAI/pythia-14m at step45000")
-    assert not load_task("pythia14m").is_stand_in
     config = tmp_path / "my-model" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "_name_or_path": "EleutherAI/pythia-14m"}))
     assert "stand-in" not in make(folder, model=str(tmp_path / "my-model")).description

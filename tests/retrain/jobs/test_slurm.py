@@ -3,17 +3,14 @@
 import logging
 import os
 import signal
-import stat
 import subprocess
 import threading
-from pathlib import Path
 
 import pytest
 
 from bench import cache as cache_command
 from retrain.errors import UsageError
 from retrain.jobs import JobError, run_units, slurm
-from retrain.jobs.slurm import private_path
 from retrain.jobs.unit import JobBatch
 from retrain.leases import Leases
 from retrain.resume import ResumeState, unfinished_units
@@ -27,8 +24,6 @@ from tests.retrain.jobs.test_jobs import wait_for
 def store(tmp_path, monkeypatch):
     for name, value in fake_slurm.install(tmp_path).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("TDA_BENCH_STATE", raising=False)
     monkeypatch.setattr(slurm, "QUEUE_SECONDS", 0.1)
     monkeypatch.setattr(slurm, "MAX_POLL_SECONDS", 0.3)
     monkeypatch.setattr(slurm, "GRACE_SECONDS", 0.3)
@@ -128,7 +123,7 @@ def task(store, log, monkeypatch):
         if stop is not None:
             sender.start()
         try:
-            return worker(0)
+            return worker()
         except SystemExit as ended:
             return str(ended)
         finally:
@@ -216,42 +211,18 @@ def test_tasks_stop_at_a_bug_without_their_driver(store, task, log):
     assert event["error"] == "RepeatedFailureError"
 
 
-# -- what submitit pickles --------------------------------------------------------------------------------------------
+# -- what a task is told ----------------------------------------------------------------------------------------------
 
 
-def test_pickles_lie_outside_the_cache_where_only_their_owner_may_write(store):
+def test_nothing_that_tasks_run_lies_in_the_cache_and_its_logs_are_pruned(store):
     assert run_units(units(2), store, cluster="slurm", jobs=1, timeout_min=5).complete
     wait_for(lambda: slurm.live_jobs() == {})
     (batch,) = JobBatch.all(store)
-    folder = private_path(batch)
-    assert list(folder.glob("*_submitted.pkl"))
-    assert not list(store.root.rglob("*.pkl"))
-    for path in (folder, folder.parent, folder.parent.parent):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o700
-        assert path.stat().st_uid == os.geteuid()
-    assert private_path(JobBatch(Store(store.root.parent / "other"), batch.id)) != folder
+    files = [path for path in store.root.rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} <= {".json", ".jsonl", ".safetensors", ".out", ""}
+    assert list((batch.folder / "logs").glob("*.out"))
     assert cache_command.main(["prune", "logs", "--yes", "--cache", str(store.root)]) == 0
-    assert not folder.exists()
-
-
-@pytest.mark.parametrize("what", ["open to others", "a link", "a file", "another's"])
-def test_a_private_folder_that_is_not_private_is_refused(store, monkeypatch, tmp_path, what):
-    state = Path(os.environ["XDG_STATE_HOME"]) / "tda-bench"
-    state.parent.mkdir(parents=True)
-    if what == "a link":
-        (tmp_path / "elsewhere").mkdir(mode=0o700)
-        state.symlink_to(tmp_path / "elsewhere")
-    elif what == "a file":
-        state.write_text("")
-    else:
-        state.mkdir(mode=0o755 if what == "open to others" else 0o700)
-    with monkeypatch.context() as patch:
-        if what == "another's":
-            patch.setattr(slurm.os, "geteuid", lambda: 12345)
-        with pytest.raises(JobError, match="TDA_BENCH_STATE") as caught:
-            run_units(units(1), store, cluster="slurm", jobs=1)
-    assert str(caught.value).isprintable()
-    assert not list(tmp_path.rglob("*.pkl"))
+    assert not batch.folder.exists()
 
 
 # -- drivers ----------------------------------------------------------------------------------------------------------
@@ -290,20 +261,12 @@ def test_what_slurm_refuses_is_one_line(store, monkeypatch):
         run_units(units(1), store, cluster="slurm")
 
 
-def test_options_reach_sbatch(store):
-    batch = JobBatch(store, "a" * 12)
+def test_options_reach_sbatch():
     options = {"partition": "gpu", "mem_per_cpu": "2G", "cpus_per_task": "4", "exclusive": "true", "nice": "5"}
-    options |= {"setup": "module load cuda"}
-    parameters = slurm.sbatch_parameters(batch, 8, True, 30, options)
-    assert parameters["slurm_partition"] == "gpu"
-    assert parameters["slurm_mem_per_cpu"] == "2G"
-    assert parameters["cpus_per_task"] == 4
-    assert parameters["gpus_per_node"] == 1
-    assert parameters["slurm_exclusive"] is True
-    assert parameters["slurm_additional_parameters"] == {"requeue": True, "nice": 5}
-    assert parameters["slurm_setup"][-1] == "module load cuda"
-    assert parameters["timeout_min"] == 30
-    assert parameters["slurm_array_parallelism"] == 8
+    flags, setup = slurm.sbatch_options("tda", True, 30, options | {"tasks_per_node": 2, "setup": "module load cuda"})
+    wanted = "--partition=gpu --mem-per-cpu=2G --cpus-per-task=4 --exclusive --nice=5 --ntasks-per-node=2"
+    assert {*wanted.split(), "--time=30", "--gpus-per-node=1", "--requeue", "--signal=USR2@90"} <= set(flags)
+    assert setup[-1] == "module load cuda"
 
 
 def test_the_number_of_tasks_follows_from_the_seconds_of_the_first_units():
