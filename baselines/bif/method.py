@@ -43,10 +43,10 @@ import torch
 from torch import Tensor
 
 from baselines.bif.collect import BLOCK, DIAGNOSED_EXAMPLES, Part
-from baselines.bif.covariance import CENTRINGS, Centring, add_linear_part, prior_variance
+from baselines.bif.covariance import CENTRINGS, Centring
 from baselines.bif.diagnostics import diagnose, dropped_chains, require_healthy
 from baselines.bif.engine import STEP_IN_BACKWARD_BYTES, sampled_names
-from baselines.bif.parts import Runner, join, numbers_of
+from baselines.bif.parts import Runner, add_linear_part, join, numbers_of, prior_variance
 from baselines.bif.pilot import MOST_DRAWS, Pilot, run_pilot
 from baselines.bif.presets import GRID, PAPER_SETTINGS
 from baselines.bif.saving import Saver

@@ -15,10 +15,9 @@ from baselines.bif.covariance import Agreement
 from baselines.bif.engine import Workbench
 from baselines.bif.method import BIF, Fitted
 from baselines.bif.sampler import SAMPLERS, Position
-from baselines.ekfac_cg import solve
+from baselines.ekfac_cg import FisherProduct, GaussNewton, solve
 from baselines.method import Method, Problem, load_method
 from baselines.support.curvature import Block, GradientsInBasis, GradientsInMetric, Metric, fit_curvature
-from baselines.support.gauss_newton import FisherProduct, GaussNewton
 from baselines.support.gradients import PerExampleGradients, trainable_parameters
 from bench.scoring import run_stage
 from retrain.errors import UsageError
