@@ -9,7 +9,6 @@ dict) is taken for a multi-layer perceptron; any other network is named by `--se
 """
 
 import copy
-import importlib.util
 import itertools
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,12 +18,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from retrain import plugins
 from retrain.data.rows import LABEL_NAMES, class_numbers, filled, named_column, read_train_and_queries
 from retrain.errors import UsageError, error_line
 from retrain.examples import Examples, Indices, shuffled_batches
 from retrain.losses import CrossEntropy, Loss, SquaredError
 from retrain.models.weights import load_state, read_state, refuse_labels, refuse_other_order
-from retrain.task import Task, not_in_key
+from retrain.task import Task, not_in_key, weights_digest
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU, "sigmoid": nn.Sigmoid, "silu": nn.SiLU}
 
@@ -98,6 +98,7 @@ class Table(Task):
         targets: Any = class_numbers(labels, self._classes, path) if self._classes else labels
         found = Examples.of((frame[list(self.feature_names)], targets))
         if self.model:
+            found = Examples(found.inputs.float(), found.targets)  # a file may have whole numbers alone
             self._refuse_unfit(found, path)
             return found
         return Examples((found.inputs - self._scale[0]) / self._scale[1], found.targets)
@@ -139,6 +140,9 @@ class Table(Task):
 
     def key_files(self) -> tuple[Path, ...]:
         return (*super().key_files(), *([Path(self.network.partition(":")[0])] if self.network else []))
+
+    def given_weights(self) -> str:
+        return weights_digest(self._given.state_dict()) if self.model else ""
 
     @cached_property
     def _given(self) -> nn.Module:
@@ -205,17 +209,9 @@ def perceptron_of(state: dict[str, Tensor], activation: type[nn.Module], path: s
 
 
 def network_of(name: str) -> nn.Module:
-    """What FILE.py:CLASS makes without arguments."""
-    path, _, attribute = name.partition(":")
+    """What the class FILE.py:CLASS makes without arguments."""
+    network = plugins.find("retrain.tasks", "network", nn.Module, name)
     try:
-        spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-        module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
-        spec.loader.exec_module(module)  # type: ignore[union-attr]
-        model = getattr(module, attribute)()
-    except Exception as error:
-        raise UsageError(
-            f'network "{name}" cannot be made ({error_line(error, 200)}); expected FILE.py:CLASS'
-        ) from None
-    if not isinstance(model, nn.Module):
-        raise UsageError(f'network "{name}" makes a {type(model).__name__}; expected a torch.nn.Module')
-    return model
+        return network()
+    except Exception as error:  # whatever a network of one's own raises
+        raise UsageError(f'network "{name}" cannot be made ({error_line(error, 200)})') from None

@@ -18,7 +18,7 @@ from retrain.store import Store
 from retrain.task import Task
 from retrain.tasks import available_tasks, load_task
 from retrain.train import train_checkpoint, train_one
-from retrain.units import Plan, retrain_units, task_from, task_specification
+from retrain.units import Plan, checkpoint_unit, retrain_units, task_from, task_specification
 from tests.helpers.made_up import small_options
 from tests.helpers.problems import CPU, problem_of
 from tests.helpers.problems import refused as refused_in_one_line
@@ -299,3 +299,22 @@ def test_a_broken_file_says_which_line(tmp_path: Path, refused: Callable[..., st
         path = tmp_path / f"broken_{len(text)}.py"
         path.write_text(text)
         assert words in refused(main, ["--task", str(path), "--alpha", "0.5", "--cache", str(tmp_path / "cache")])
+
+
+def test_a_tables_own_network_is_in_its_key_by_its_weights(tmp_path: Path) -> None:
+    """Also of a file with whole numbers alone, which a network takes as floats."""
+    (tmp_path / "own_net.py").write_text(
+        "from torch import nn\n\nclass Net(nn.Sequential):\n"
+        "    def __init__(self):\n        super().__init__(nn.Linear(2, 2, bias=False), nn.Softplus())\n"
+    )
+    (tmp_path / "rows.csv").write_text("a,b,label\n" + "".join(f"{k},{k % 3},{k % 2}\n" for k in range(20)))
+    keys = []
+    for number in (1.0, 2.0):
+        torch.save({"0.weight": torch.full((2, 2), number)}, tmp_path / "net.pt")
+        options = {"train_file": str(tmp_path / "rows.csv"), "model": str(tmp_path / "net.pt")}
+        task = load_task("table", **options, network=f"{tmp_path}/own_net.py:Net")
+        assert float(task.build_model(0)[0].weight[0, 0]) == number
+        keys.append(checkpoint_unit(task, 1, 0, "cpu").key)
+    assert keys[0] != keys[1]
+    with pytest.raises(UsageError, match="no class Other"):
+        load_task("table", **options, network=f"{tmp_path}/own_net.py:Other").build_model(0)
