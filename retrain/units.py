@@ -66,12 +66,9 @@ def task_from(specification: str) -> Task:
     task = load_task(content["name"], **options)
     found = {**task.config, "versions": task.versions}
     expected = {**content["config"], "versions": content["versions"]}
-    refuse_changed(task, [name for name in {**found, **expected} if not _same(found.get(name), expected.get(name))])
+    both = {name: (found.get(name), expected.get(name)) for name in {**found, **expected}}
+    refuse_changed(task, [name for name, (now, then) in both.items() if canonical_json(now) != canonical_json(then)])
     return task
-
-
-def _same(one: Any, other: Any) -> bool:
-    return canonical_json(one) == canonical_json(other)
 
 
 def refuse_changed(task: Task, names: list[str]) -> None:
