@@ -4,7 +4,6 @@
     GradientsInBasis(gradients, blocks)((inputs, targets))        # (batch, dimension), in the blocks' eigenvectors
     metric = Metric(blocks, damping=0.1)
     metric.to_weights(coordinates), metric.of_gradient(gradient)  # a tensor a parameter, in the parameters' order
-    metric.of_rows(rows)                                          # per-example gradients, (batch, dimension)
 
 The curvature is the Fisher information with labels sampled from the model (for cross-entropy the Gauss-Newton matrix
 in expectation; with `exact` every label counts with its probability instead), eigenvalue-corrected as EK-FAC's: a
@@ -106,12 +105,6 @@ class Metric:
             (scale * block.to_basis(values.float().reshape(scale.shape))).reshape(block.shape)
             for block, scale, values in zip(self.blocks, self.scales, gradient, strict=True)
         ]
-
-    def of_rows(self, rows: Tensor) -> Tensor:
-        """As `of_gradient`, for (batch, dimension) gradients, one a row, in place."""
-        for block, scale, part in zip(self.blocks, self.scales, rows.split(self.sizes, dim=1), strict=True):
-            part.copy_((scale * block.to_basis(part.reshape(len(rows), *scale.shape))).flatten(1))
-        return rows
 
 
 class GradientsInBasis:

@@ -103,11 +103,11 @@ def test_coordinates_of_every_kind_of_parameter_are_consistent(monkeypatch: pyte
     assert [m.shape for m in moved] == [p.shape for p in parameters]
     torch.testing.assert_close(_dot(moved, gradient), _dot(displacement, seen), rtol=1e-4, atol=1e-4)
 
-    rows = torch.stack([torch.cat([g.flatten() for g in gradient]), torch.randn(gradients.dimension)])
-    torch.testing.assert_close(metric.of_rows(rows.clone())[0], torch.cat([s.flatten() for s in seen]))
+    both = [gradient, [torch.randn_like(parameter) for parameter in parameters]]
+    rows = torch.stack([torch.cat([part.flatten() for part in one]) for one in both])
     matrix = torch.block_diag(*[_matrix(block) for block in blocks])
     damped = torch.linalg.inv(torch.eye(len(matrix)) + matrix / 0.01)
-    by_metric = metric.of_rows(rows.clone())
+    by_metric = torch.stack([torch.cat([part.flatten() for part in metric.of_gradient(one)]) for one in both])
     torch.testing.assert_close(by_metric @ by_metric.T, rows @ damped @ rows.T, rtol=1e-3, atol=1e-3)
 
 
