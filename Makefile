@@ -21,7 +21,7 @@ test: $(VENV)/.installed
 # A real Slurm on this machine (root, Debian's packages), and the other tests of the job layer that take minutes.
 test-slurm: $(VENV)/.installed
 	-$(BIN)/python tests/slurm/cluster.py install
-	RUN_SLURM_TESTS=1 $(BIN)/python -m pytest -rs -n 2 --dist loadfile tests/slurm tests/retrain/jobs/test_jobs_slow.py tests/bench/test_further_retrains.py
+	RUN_SLURM_TESTS=1 $(BIN)/python -m pytest -rs -n 2 --dist loadfile tests/slurm tests/retrain/jobs/test_jobs_slow.py
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

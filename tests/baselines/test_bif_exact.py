@@ -221,20 +221,6 @@ def test_damped_logistic_regression(tmp_path: Path) -> None:
     assert abs(error_slope(runs, exact) + 0.5) < 0.15
 
 
-def test_the_expansion_is_exact_in_the_limit() -> None:
-    """Ten times the data: what the expansion leaves out shrinks tenfold beside what it says."""
-    task = Logistic()
-    errors = [
-        relative_error(
-            task.expansion(torch.linalg.inv(task.precision(n_beta, n_beta / 20))),
-            task.by_quadrature(n_beta, n_beta / 20),
-        )
-        for n_beta in (200.0, 2000.0)
-    ]
-    assert errors[0] < 0.05
-    assert 8 < errors[0] / errors[1] < 12
-
-
 # ---- Gaussians, at steps so long that the discretisation shows ----
 
 CURVATURES = torch.tensor([0.5, 2.0, 5.0, 9.0])  # of the loss; gamma adds 1

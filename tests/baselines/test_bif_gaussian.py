@@ -17,7 +17,7 @@ def test_a_quadratic_loss_in_closed_form(tmp_path: Path) -> None:
     task = Planted(num_train=60, num_queries=9)
     problem = make_problem(task, tmp_path)
     damping, n_beta = 0.3, 2.0
-    answer = run(load_method("bif_gaussian", damping=damping, n_beta=n_beta, labels="exact", draws=40_000), problem)
+    answer = run(load_method("bif_gaussian", damping=damping, n_beta=n_beta, labels="exact", draws=10_000), problem)
 
     def parts(examples: object) -> tuple[torch.Tensor, torch.Tensor]:
         inputs = torch.cat([examples.inputs, torch.ones(len(examples), 1)], dim=1)  # type: ignore[attr-defined]
@@ -29,7 +29,7 @@ def test_a_quadratic_loss_in_closed_form(tmp_path: Path) -> None:
     expected = {"odd part": wrong[:, None] * residuals * between, "even part": between.square() / 2}
     for name, matrix in expected.items():
         found = answer.components[name].scores
-        assert (found + matrix).norm() < 0.05 * matrix.norm(), name
+        assert (found + matrix).norm() < 0.1 * matrix.norm(), name
     assert (answer.scores + sum(expected.values())).norm() < 0.05 * sum(expected.values()).norm()
     own_between = (own @ inverse * own).sum(1)
     scale = (residuals.square() * own_between + own_between.square() / 2).sqrt()

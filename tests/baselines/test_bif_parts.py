@@ -1,9 +1,6 @@
 """Chains are parts: made anywhere, in any order, killed and taken up again, they give an undisturbed run's bits."""
 
 import gc
-import os
-import subprocess
-import sys
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -186,26 +183,6 @@ def test_what_a_saved_state_comes_after_is_saved_with_it(tmp_path: Path) -> None
     assert finished is not None
     assert under_way is not None
     assert (finished[1], under_way[1]) == (None, 3)
-
-
-def test_a_chain_in_another_process_is_the_same(tmp_path: Path) -> None:
-    code = (
-        "import sys, pathlib, torch; from safetensors.torch import save_file;"
-        "from tests.baselines.test_bif_parts import BASE, BIF, problem_for; torch.set_num_threads(1);"
-        "folder = pathlib.Path(sys.argv[1]);"
-        "part = BIF(**BASE, control_variate=True).score_part(problem_for(folder), None, 2);"
-        "save_file({name: value.contiguous() for name, value in part.items()}, folder / 'part.safetensors')"
-    )
-    root = Path(__file__).resolve().parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, cwd=root, env=environment, timeout=600)
-    from safetensors.torch import load_file
-
-    method = BIF(**BASE, control_variate=True)
-    whole = method.score(problem_for(tmp_path), None)
-    parts = [method.score_part(problem_for(tmp_path), None, number) for number in range(4)]
-    parts[2] = load_file(tmp_path / "part.safetensors")
-    assert_equal(method.merge(problem_for(tmp_path), None, parts), whole)
 
 
 def test_parts_of_different_numbers_are_not_joined(tmp_path: Path) -> None:

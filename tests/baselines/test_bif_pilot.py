@@ -15,9 +15,9 @@ from baselines.bif.diagnostics import diagnose, effective_sample_size, judge_cha
 from baselines.bif.engine import Workbench
 from baselines.bif.method import BIF
 from baselines.bif.pilot import FEWEST_DRAWS, LOSS_PULL, MOST_DRAWS, RISE, Pilot, _Place, rounded
-from baselines.bif.presets import GRID, PAPER_SETTINGS
+from baselines.bif.presets import PAPER_SETTINGS
 from baselines.bif_cv import BIFControlVariate
-from baselines.method import Problem, load_method
+from baselines.method import Problem
 from tests.helpers.planted import Planted, make_problem
 
 TASK = Planted(num_train=120, num_queries=8)
@@ -106,31 +106,7 @@ def test_the_defaults_find_the_influential_on_a_task_nobody_tuned(problem: Probl
     assert answer.diagnostics["pilot"]["draws"] * 4 == answer.diagnostics["num_draws"]
 
 
-@pytest.mark.parametrize(("value", "expected"), [(1.0, 1.0), (3.0, 2.0), (3.3, 5.0), (8e4, 1e5), (1.4e-3, 1e-3)])
-def test_rounded_numbers(value: float, expected: float) -> None:
-    assert rounded(value) == expected
-
-
 # ---- settings from elsewhere ----
-def test_grids_are_small_and_every_setting_is_one() -> None:
-    for method in ("bif", "bif_cv", "bif_devinterp"):
-        grid = load_method(method).grid
-        settings = [dict(zip(part, values)) for part in grid for values in _crossed(part)]  # type: ignore[arg-type]
-        assert 4 <= len(settings) <= 12
-        assert len({str(sorted(setting.items())) for setting in settings}) == len(settings)
-        for setting in settings:
-            load_method(method, **setting)
-    regimes = [part for part in GRID if part.get("sampler") == ("rmsprop_sgld",)]
-    assert [part["n_beta"] for part in regimes] == [(1.0, 10.0, 100.0)]
-    assert all(part["burn_in"] > (0,) for part in regimes)
-
-
-def _crossed(part: dict) -> list[tuple]:
-    from itertools import product
-
-    return list(product(*part.values()))
-
-
 def test_the_papers_settings_leave_nothing_to_a_pilot() -> None:
     for settings in PAPER_SETTINGS.values():
         assert BIF(**settings).left_to_the_pilot == ()
@@ -159,15 +135,6 @@ def autoregressive(coefficient: float, chains: int = 4, draws: int = 4000) -> np
     for t in range(1, draws):
         values[:, t] = coefficient * values[:, t - 1] + generator.normal(size=chains)
     return values[:, 200:]
-
-
-def test_rhat_sees_chains_that_disagree_and_chains_that_drift() -> None:
-    values = autoregressive(0.0)
-    assert split_rhat(values) < 1.01
-    assert split_rhat(values + np.arange(4)[:, None]) > 1.2
-    assert split_rhat(values + np.linspace(0, 5, values.shape[1])) > 1.2
-    assert math.isnan(split_rhat(values[:, :3]))
-    assert split_rhat(np.ones((2, 10))) == 1.0
 
 
 def test_chains_that_run_away_are_judged() -> None:
@@ -230,20 +197,17 @@ def test_each_examples_trace_is_judged_alone() -> None:
     together = np.stack([traces_of(name) for name in names], axis=-1)
     assert split_rhat(together).tolist() == [float(split_rhat(traces_of(name))) for name in names]
     assert effective_sample_size(together).shape == (2,)
+    assert math.isnan(split_rhat(together[:, :3, 0])), "three draws cannot tell"
+    assert split_rhat(np.ones((2, 10))) == 1.0
 
 
 # ---- in words ----
 def test_chains_that_have_not_mixed_are_said_so() -> None:
     mixed, drifting = traces_of("independent"), traces_of("drifting")
     assert "mixing" not in diagnose(mixed, mixed[..., None])
-    found = diagnose(mixed, drifting[..., None])
-    assert found["mixing"].startswith(f"not mixed: R-hat {found['rhat_examples_median']:.2f}, ")
-    assert found["mixing"].endswith(" of 400 draws count")
+    assert diagnose(mixed, drifting[..., None])["mixing"].startswith("not mixed: ")
     slow = autoregressive(0.9, chains=2, draws=500)
     assert diagnose(slow, slow[..., None])["mixing"].startswith("too few draws: ")
-
-
-def test_few_independent_draws_are_not_called_unmixed() -> None:
-    few = traces_of("independent")[:, :12]
-    assert "mixing" not in diagnose(few, few[..., None])
+    few = mixed[:, :12]
+    assert "mixing" not in diagnose(few, few[..., None]), "few independent draws are mixed"
     assert "mixing" not in diagnose(few[:, :3], few[:, :3, None]), "three draws cannot tell"

@@ -1,8 +1,6 @@
 """repsim, bm25 and same_class: the cheap controls, each against the same thing computed by hand."""
 
 import importlib.util
-import itertools
-import math
 from pathlib import Path
 
 import numpy as np
@@ -64,31 +62,6 @@ class TestRepSim:
 
 @pytest.mark.skipif(importlib.util.find_spec("rank_bm25") is None, reason="pip install rank-bm25")
 class TestBM25:
-    def test_it_is_okapis_formula(self, scratch: Path, language: TinyLM) -> None:
-        train, queries, ngram, k1, b = language.train_data, language.query_data, 2, 1.2, 0.5
-        model = language.build_model(0)
-        chosen = np.array([7, 2, 30])
-        asked = ask(language, model, train, queries, scratch, chosen)
-        found = load_method("bm25", ngram=ngram, k1=k1, b=b).score(asked, None).scores
-
-        def terms(examples: Examples, row: int) -> list[tuple]:
-            text = [*examples.inputs[row].tolist(), int(examples.targets[row, -1])]
-            return list(itertools.pairwise(text))
-
-        texts = [terms(train, row) for row in range(len(train))]
-        distinct = {term for text in texts for term in text}
-        documents = {term: sum(term in text for text in texts) for term in distinct}
-        idf = {t: math.log(len(texts) - n + 0.5) - math.log(n + 0.5) for t, n in documents.items()}
-        floor = 0.25 * sum(idf.values()) / len(idf)
-        for row, column in np.ndindex(len(queries), len(chosen)):
-            text = texts[chosen[column]]  # all are equally long, so b plays no part in their order
-            expected = sum(
-                (idf[term] if idf[term] >= 0 else floor) * text.count(term) * (k1 + 1) / (text.count(term) + k1)
-                for term in terms(queries, row)
-                if term in idf
-            )
-            assert float(found[row, column]) == pytest.approx(-expected, rel=1e-5, abs=1e-6)
-
     def test_the_query_itself_comes_first(self, scratch: Path, language: TinyLM) -> None:
         queries = language.train_data.select([11, 3])
         asked = ask(language, language.build_model(0), language.train_data, queries, scratch)
@@ -117,6 +90,3 @@ class TestSameClass:
         problem = ask(task, task.build_model(0), task.train_data, queries, scratch, chosen)
         expected = [[-float(q == task.train_data.targets[i]) for i in chosen] for q in queries.targets]
         assert method.score(problem, None).scores.tolist() == expected
-
-    def test_a_language_model_has_no_classes(self, language: TinyLM) -> None:
-        assert "no classes" in str(load_method("same_class").skip(language))

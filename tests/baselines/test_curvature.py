@@ -15,7 +15,7 @@ from baselines.bif.covariance import Agreement
 from baselines.bif.engine import Workbench
 from baselines.bif.method import BIF, Fitted
 from baselines.bif.sampler import SAMPLERS, Position
-from baselines.ekfac_cg import FisherProduct, GaussNewton, solve
+from baselines.ekfac_cg import FisherProduct, GaussNewton
 from baselines.method import Method, Problem, load_method
 from baselines.support.curvature import Block, GradientsInBasis, GradientsInMetric, Metric, fit_curvature
 from baselines.support.gradients import PerExampleGradients, trainable_parameters
@@ -27,7 +27,7 @@ from retrain.resume import ResumeState
 from retrain.task import Task
 from retrain.tasks import load_task
 from tests.helpers.planted import Planted, make_problem
-from tests.helpers.problems import CPU, assert_same, correlation, problem_of, run
+from tests.helpers.problems import CPU, assert_same, problem_of, run
 
 
 class Mixed(nn.Module):
@@ -197,23 +197,6 @@ def test_scores_without_a_fit_make_their_own_and_a_pattern_that_finds_nothing_is
         BIF(**options, parameters="nothing").fit(problem)
 
 
-def test_the_kronecker_localiser_covers_what_ekfac_covers(tmp_path: Path) -> None:
-    """The same numbers as kronfluence's EK-FAC at the same damping, up to its bias column and sampled labels."""
-    from baselines.ekfac import EKFAC
-
-    task = Planted(num_train=1000, num_queries=20)  # two hundred labels differ too much from two hundred others
-    problem = make_problem(task, tmp_path)
-    ekfac = run(EKFAC(damping=0.1), problem).scores
-    ours = run(
-        BIF(
-            chains=2, draws=4, step_size=1e-8, gamma=1e8, n_beta=1.0, damping=0.1, minibatch=200,
-            localiser="kronecker", control_variate=True, shrinkage=True,
-        ),
-        problem,
-    ).scores  # fmt: skip
-    assert correlation(ours, ekfac) > 0.97
-
-
 @pytest.mark.parametrize("signal", [0.0, 1.0, 100.0])
 def test_agreement_keeps_what_chains_share(signal: float) -> None:
     """With noise of unit variance on four chains, the best factor is s^2 / (s^2 + 1 / 4)."""
@@ -306,15 +289,15 @@ def test_iterations_lead_from_kfac_to_the_exact_solve(scratch: Path) -> None:
     problem = classifying(model, train, queries, scratch)
     damping = 0.01
     exact = exact_scores(model, train, queries, damping)
-    found = {k: run(load_method("ekfac_cg", damping=damping, iterations=k), problem) for k in (0, 1, 5, 60)}
-    errors = [float((found[k].scores - exact).norm() / exact.norm()) for k in (0, 1, 5, 60)]
+    found = {k: run(load_method("ekfac_cg", damping=damping, iterations=k), problem) for k in (0, 1, 5, 40)}
+    errors = [float((found[k].scores - exact).norm() / exact.norm()) for k in (0, 1, 5, 40)]
     assert errors == sorted(errors, reverse=True)
     assert errors[0] > 0.1, "Kronecker factors are not exact here"
     assert errors[-1] < 1e-3
     kfac = run(load_method("kfac", damping=damping), problem)
     torch.testing.assert_close(found[0].scores, kfac.scores, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found[5].train_scale, kfac.train_scale, rtol=1e-4, atol=1e-5)
-    assert found[60].diagnostics["median_residual"] < 1e-3 < found[1].diagnostics["median_residual"]
+    assert found[40].diagnostics["median_residual"] < 1e-3 < found[1].diagnostics["median_residual"]
     assert found[0].diagnostics["median_residual"] is None, "a record holds no NaN"
 
 
@@ -351,19 +334,6 @@ def test_sampled_labels_give_the_matrix_in_the_mean(scratch: Path) -> None:
     kept = np.arange(10)
     some = FisherProduct(rows, CrossEntropy(), train.select(kept), CPU, 7, seed=1, exact=True)
     torch.testing.assert_close(products[0](vectors, kept), some(vectors))
-
-
-def test_a_good_preconditioner_saves_iterations() -> None:
-    torch.manual_seed(0)
-    spread = torch.logspace(-3, 2, 30)
-    basis = torch.linalg.qr(torch.randn(30, 30)).Q
-    matrix = basis @ torch.diag(spread) @ basis.T
-    near = torch.linalg.inv(matrix + 0.01 * torch.eye(30) + 1e-3 * torch.diag(torch.rand(30)))
-    wanted = torch.randn(4, 30)
-    product = lambda rows: rows @ matrix  # noqa: E731
-    _, with_it = solve(product, lambda rows: rows @ near, wanted, 0.01, 3)
-    _, without = solve(product, lambda rows: rows, wanted, 0.01, 3)
-    assert max(with_it) < 0.01 < min(without)
 
 
 def test_a_query_without_a_gradient_has_no_influence(scratch: Path) -> None:

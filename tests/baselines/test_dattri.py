@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from baselines.method import Problem, load_method
-from baselines.support.dattri_task import dattri_loader, dattri_task
 from baselines.support.snapshots import snapshots
 from retrain.tasks import load_task
 from tests.helpers.planted import Planted, make_problem
@@ -46,17 +45,6 @@ def test_enough_iterations_are_the_exact_damped_inverse(name: str, damping: floa
         assert correlation(found, expected) > 0.98
     else:
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
-
-
-def test_one_solve_a_query_gives_what_attribute_gives(language: Problem) -> None:
-    from dattri.algorithm import IFAttributorCG
-
-    method = load_method("if_cg", damping=0.5, iterations=3, batch_size=2, query_batch_size=2)
-    found = method.score(language, None).scores
-    attributor = IFAttributorCG(dattri_task(language), max_iter=3, regularization=0.5)
-    attributor.cache(dattri_loader(language.train, len(language.train)))
-    expected = attributor.attribute(dattri_loader(language.attributed, 3), dattri_loader(language.queries, 5))
-    torch.testing.assert_close(found, -expected.detach().T, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["if_cg", "arnoldi", "datainf"])
@@ -123,23 +111,3 @@ def test_tracin_follows_the_training_and_shares_nothing(language: Problem) -> No
     load_method("tracin", snapshots=1, projection=16).score(language, None)
     assert before == tracin.DEFAULT_PROJECTOR_KWARGS
     torch.testing.assert_close(method.score(language, None).scores, found.scores)
-
-
-def test_datainf_is_the_mean_of_single_inverses(language: Problem) -> None:
-    found = load_method("datainf", damping=0.3).score(language, None).scores
-    layers: dict[str, list[str]] = {}
-    for name, _ in language.model.named_parameters():
-        layers.setdefault(name.rpartition(".")[0], []).append(name)
-
-    def loss(*batch) -> torch.Tensor:
-        return language.task.example_loss(language.model, batch).sum()
-
-    expected = torch.zeros(len(language.queries), 3)
-    for names in layers.values():
-        train, queries = (
-            gradients_by_hand(language.model, examples, loss, names).double()
-            for examples in (language.train, language.queries)
-        )
-        inverses = [torch.linalg.inv(torch.outer(g, g) + 0.3 * torch.eye(len(g))) for g in train]
-        expected -= (queries @ torch.stack(inverses).mean(0) @ train[[7, 1, 3]].T).float()
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)

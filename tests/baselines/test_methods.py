@@ -39,12 +39,12 @@ SETTINGS["bif_cv"] = SETTINGS["bif"]
 SETTINGS["bif_devinterp"] = {**SETTINGS["bif"], "draws": 10}  # three milliseconds a step
 # What it takes to be accurate, where that is more: the other properties hold at any number of draws.
 ACCURATE: dict[str, dict] = {
-    "bif": {"chains": 4, "draws": 1500},
+    "bif": {"chains": 4, "draws": 400},
     # Where its shadow is near and losses are nearly linear: its limit is damped influence.
     "bif_cv": {"draws": 400, "gamma": 2e4, "n_beta": 2e4, "step_size": 2e-5},
     "bif_devinterp": {"chains": 4, "draws": 400},
-    "bif_gaussian": {"draws": 4000},
-    "daunce": {"models": 150, "minibatch": 60, "epochs": 10, "step_size": 0.3, "share": 1.0},
+    "bif_gaussian": {"draws": 1000},
+    "daunce": {"models": 100, "minibatch": 60, "epochs": 5, "step_size": 0.3, "share": 1.0},
 }
 # What exact leave-one-out correlation each must reach: EK-FAC and BIF are influence functions here, exactly.
 ACCURACY = {
@@ -133,7 +133,8 @@ class TestEveryMethod:
         self, name: str, task: Planted, answers: dict[str, Attribution], scratch: Path
     ) -> None:
         method = build(name)
-        sizes = {f.name: 7 for f in fields(method) if not f.metadata.get("key", True) and f.name.endswith("batch_size")}
+        names = [f.name for f in fields(method) if not f.metadata.get("key", True) and f.name.endswith("batch_size")]
+        sizes = {name: 7 if "query" in name else 60 for name in names}  # of 25 queries and of 200 examples
         # Not in the key of the scores, so it must not change them. EK-FAC's fit_batch_size and, under the Kronecker
         # localiser, bif's gradient_batch_size do (labels are sampled batch by batch), and are in the key.
         sizes = {name: size for name, size in sizes.items() if replace(method, **{name: size}).config == method.config}
@@ -156,24 +157,6 @@ class TestEveryMethod:
         assert not any(module._forward_hooks for module in problem.model.modules())
         for key, value in problem.model.state_dict().items():
             assert torch.equal(value, before[key])
-
-
-def test_gradsim_is_kronfluences_identity(task: Planted, answers: dict[str, Attribution], scratch: Path) -> None:
-    identity = run(load_method("ekfac", strategy="identity"), make_problem(task, scratch))
-    torch.testing.assert_close(answers["gradsim"].scores, identity.scores, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(answers["gradsim"].train_scale, identity.train_scale, rtol=1e-4, atol=1e-5)
-
-
-def test_ekfac_is_the_exact_damped_influence_function_here(task: Planted, answers: dict[str, Attribution]) -> None:
-    """One output and one layer leave no approximation but the sampled labels, which only scale the Fisher."""
-    inputs = torch.cat([task.train_data.inputs, torch.ones(task.num_train, 1)], dim=1)
-    queries = torch.cat([task.query_data.inputs, torch.ones(task.num_queries, 1)], dim=1)
-    model = task.train_base(**SEEDS, device=CPU)
-    residual = (model(task.train_data.inputs).squeeze(1) - task.train_data.targets).detach()
-    query_residual = (model(task.query_data.inputs).squeeze(1) - task.query_data.targets).detach()
-    kernel = queries @ torch.linalg.inv(inputs.T @ inputs) @ inputs.T
-    expected = -query_residual[:, None] * kernel * residual[None]
-    assert correlation(expected, answers["ekfac"].scores) > 0.97
 
 
 def test_random_scores_differ_between_seeds_and_examples(task: Planted, scratch: Path) -> None:
@@ -333,21 +316,6 @@ class TestPerExampleGradients:
                 torch.testing.assert_close(computed[i], by_loop, rtol=1e-3, atol=1e-5)
                 torch.testing.assert_close(by_vmap[i], by_loop, rtol=1e-3, atol=1e-5)
 
-    def test_an_unknown_layer_falls_back(self) -> None:
-        class Scaled(torch.nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.scale = torch.nn.Parameter(torch.ones(4))
-                self.linear = torch.nn.Linear(4, 3)
-
-            def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-                return self.linear(inputs * self.scale)
-
-        compute = PerExampleGradients(Scaled(), CrossEntropy().per_example)
-        gradients = compute((torch.randn(6, 4), torch.randint(0, 3, (6,))))
-        assert compute.way == "vmap"
-        assert gradients.shape == (6, 4 + 15)
-
 
 @pytest.mark.parametrize("name", ["bif", "trak", "ekfac"])
 def test_bad_options_are_refused(name: str) -> None:
@@ -417,13 +385,10 @@ class TestTrak:
             ours.free_memory()
             torch.testing.assert_close(ours.project(rows, 1), theirs.project(rows, 1))
 
-    def test_too_large_a_projection_is_known_before_the_work(self) -> None:
-        size = Size(num_train=1000, num_attributed=1000, num_queries=10, num_parameters=9000, device=CPU)
-        assert load_method("trak", projection=10**9).memory_bytes(size) > 2**40
-        assert load_method("trak").memory_bytes(size) < 2**30
 
-
-@pytest.mark.parametrize("name", ["datamodel", "ekfac", "kfac", "shampoo", "trak", "gradsim", "random"])
+@pytest.mark.parametrize(
+    "name", ["bif", "bif_cv", "bif_devinterp", "datamodel", "ekfac", "kfac", "shampoo", "trak", "gradsim", "random"]
+)
 def test_memory_is_planned_and_papers_and_grids_are_there(name: str) -> None:
     method = load_method(name)
     size = Size(num_train=100, num_attributed=100, num_queries=10, num_parameters=10_000, device=CPU)
@@ -433,7 +398,9 @@ def test_memory_is_planned_and_papers_and_grids_are_there(name: str) -> None:
     grids = [method.grid] if isinstance(method.grid, dict) else list(method.grid)
     settings = [dict(zip(grid, values)) for grid in grids for values in product(*grid.values())]
     assert len(settings) <= 20
-    for setting in settings + [getattr(method, f"{kind}_settings", {}) for kind in ("library", "paper")]:
+    papers = getattr(method, "paper_settings", {})
+    of_papers = list(papers.values()) if name in ("bif", "bif_cv") else [papers]  # bif has one for every kind of data
+    for setting in [*settings, *of_papers, getattr(method, "library_settings", {})]:
         load_method(name, **setting)
 
 

@@ -108,7 +108,7 @@ def test_scores_and_checkpoints_come_as_arrays_and_models(execution: Execution) 
 
 
 def test_fresh_initialisations_are_another_ground_truth(execution: Execution) -> None:
-    digits = {"task": "digits", "task_options": {"epochs": 1, "num_train": 100}, "methods": "random"}
+    digits = {"task": "digits", "task_options": {"epochs": 1, "num_train": 100}, "methods": "random", "subsets": 4}
     shared = run(small(**digits), execution)
     fresh = run(small(**digits, initialisation="fresh", replicates=2), execution)
     assert fresh.out.ceilings[0]["initialisation"] == "fresh"

@@ -188,8 +188,9 @@ IMAGE = f"<img src=x onerror='{RUNS}'>"
 SCRIPT = f"</script><script>{RUNS}</script>"
 
 TEXTS = [
-    IMAGE, SCRIPT, f"<svg onload='{RUNS}'>", f"javascript:{RUNS}", f'" onmouseover="{RUNS}', f"<!--<script>{RUNS}",
-    "{{DATA}}%DATA%${x}", "$\\frac{", "]]>", "__proto__", "constructor", "../../../etc/passwd", "=HYPERLINK(1)",
+    IMAGE, SCRIPT, "$\\frac{", f"<svg onload='{RUNS}'>", f"javascript:{RUNS}", f'" onmouseover="{RUNS}',
+    f"<!--<script>{RUNS}", "{{DATA}}%DATA%${x}", "]]>", "__proto__", "constructor", "../../../etc/passwd",
+    "=HYPERLINK(1)",
 ]  # fmt: skip
 
 ONE: dict[str, Any] = {"shares": (0.1,), "alphas": (0.1,), "seeds": (1,), "methods": ("bif", "ekfac")}
@@ -319,7 +320,17 @@ def test_markdown_is_words(tmp_path: Path) -> None:
 # ---- in a browser ----
 def write_hostile(folder: Path) -> None:
     """Everything that is readable, and as nasty as readable files can be."""
+    write_examples(folder / "examples", description=IMAGE, scores=SCRIPT)
+    for path in (folder / "examples").rglob("examples.json"):
+        content = json.loads(path.read_text())
+        for pair in content.get("pairs", []):
+            pair |= {"query_tokens": [IMAGE, SCRIPT, "\u2028"], "train_tokens": ["<!--", "{{DATA}}"]}
+        for query in content.get("queries", []):
+            query["label"] = IMAGE
+        path.write_text(json.dumps(content))
     for number, text in enumerate(TEXTS):
+        if number == 3:  # every picture takes seconds: of the first three texts, markup and a formula among them
+            assert draw(["--results", str(folder), "--only", "lds", "examples", "tokens"]) == 0
         settings = {"task_settings": {text: text}, "options": {"bif": {text: text}}}
         write_run(
             folder / f"r{number}", run_id=f"run{number}", task=text, protocols=(text,), device=text, **settings, **TWO
@@ -336,20 +347,11 @@ def write_hostile(folder: Path) -> None:
         for pair in record["pairs"]:
             pair |= {"label": f"{pair['method']}@{text}", "against": f"{pair['against']}@{text}"}
         place.write_text(json.dumps(record))
-    write_examples(folder / "examples", description=IMAGE, scores=SCRIPT)
-    for path in (folder / "examples").rglob("examples.json"):
-        content = json.loads(path.read_text())
-        for pair in content.get("pairs", []):
-            pair |= {"query_tokens": [IMAGE, SCRIPT, "\u2028"], "train_tokens": ["<!--", "{{DATA}}"]}
-        for query in content.get("queries", []):
-            query["label"] = IMAGE
-        path.write_text(json.dumps(content))
     write_scaling(folder / "scaling", devices=(IMAGE,))
     (folder / "javascript:alert(1)").mkdir()
     write_run(folder / "javascript:alert(1)", run_id="odd-folder", **TWO)
     (folder / "reproduction.md").write_text("\n\n".join(TEXTS))
     figures = folder / "figures"
-    assert draw(["--results", str(folder), "--only", "lds", "examples", "tokens"]) == 0
     index = json.loads((figures / "figures.json").read_text())
     (figures / "evil.png").write_bytes(f"<svg onload='{RUNS}'>".encode())
     facts = {"task": [IMAGE], "method": [SCRIPT]}

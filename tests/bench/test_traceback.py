@@ -93,21 +93,3 @@ def test_what_a_method_raises_outside_its_units_is_one_line_too(
     assert line.endswith("wrong_skip.py:6); --traceback shows it whole")
     with pytest.raises(ValueError, match="nothing"):
         lds_main([*words, "--traceback"])
-
-
-def test_a_tasks_traceback_is_printed_where_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "lazy.py").write_text(
-        '"""Trains nothing."""\nfrom dataclasses import dataclass\nfrom retrain.tasks.digits import Digits\n\n'
-        "@dataclass(frozen=True, kw_only=True)\nclass Lazy(Digits):\n"
-        '    def train(self, *arguments, **seeds):\n        raise KeyError("no training")\n'
-    )
-    words = ["--task", str(tmp_path / "lazy.py"), *PLACE, "--alpha", "0.5", "--cache", str(tmp_path / "cache")]
-    words += ["--cluster", "inline", "--methods", "random", "--out", str(tmp_path / "runs")]
-    assert lds_main(words) == 1
-    said = capsys.readouterr().err
-    assert "lazy.py:8)" in said
-    assert "Traceback" not in said
-    assert lds_main([*words, "--traceback"]) == 1
-    said = capsys.readouterr().err
-    assert said.count("Traceback (most recent call last)") == 1
-    assert 'lazy.py", line 8, in train' in said

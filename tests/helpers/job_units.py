@@ -4,13 +4,15 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
-from retrain.jobs import Unit
+from retrain.jobs import Unit, run_units
+from retrain.jobs.unit import JobBatch
 from retrain.resume import ResumeState
 
 
@@ -41,13 +43,43 @@ def begun_by(path):
     return {int(words[2]) for words in lines if words[0] == "begin"}
 
 
-def wait(condition, seconds=600.0):
-    """Wait for what a test or another unit does; by default for longer than any test waits for a unit."""
+def wait_for(condition, process=None, seconds=300.0, step=0.01):
+    """Wait until something is so, and return it; not for ever, and not where the `process` that does it is gone."""
     limit = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > limit:
-            raise TimeoutError("this unit waited too long")
-        time.sleep(0.01)
+    while not (value := condition()):
+        assert time.monotonic() < limit, "waited too long"
+        assert process is None or process.poll() is None, f"the driver is gone: {process.stderr.read()}"
+        time.sleep(step)
+    return value
+
+
+class Background:
+    """run_units on Slurm in a thread, so that the test can make trouble meanwhile."""
+
+    def __init__(self, work, store, **options):
+        self.report = self.error = None
+
+        def target():
+            try:
+                self.report = run_units(work, store, cluster="slurm", **options)
+            except BaseException as error:
+                self.error = error
+
+        self.thread = threading.Thread(target=target, daemon=True)
+        self.thread.start()
+
+    def result(self, seconds=600.0):
+        self.thread.join(seconds)
+        assert not self.thread.is_alive(), "the driver hangs"
+        if self.error is not None:
+            raise self.error
+        return self.report
+
+
+def events(store, kind=None):
+    """Of the one batch of a store."""
+    (batch,) = JobBatch.all(store)
+    return [event for event in batch.events(batch.describe()["run"]) if kind in (None, event["event"])]
 
 
 def hold(unit):
@@ -57,7 +89,7 @@ def hold(unit):
     """
     limit = unit.payload.get("hold_after")
     if limit is not None and sum(diary(unit.payload["diary"], "end").values()) >= limit:
-        wait(lambda: "gate" in unit.payload and os.path.exists(unit.payload["gate"]))
+        wait_for(lambda: "gate" in unit.payload and os.path.exists(unit.payload["gate"]), seconds=600)
 
 
 def keep(store, unit):
@@ -112,7 +144,7 @@ def environment(store, unit):
     names = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
     note(unit)
     # Every worker gets a unit, however late it starts.
-    wait(lambda: len(begun_by(unit.payload["diary"])) >= unit.payload["num_workers"], 120)
+    wait_for(lambda: len(begun_by(unit.payload["diary"])) >= unit.payload["num_workers"], seconds=120)
     record = {name: os.environ.get(name) for name in names}
     store.write(unit.kind, unit.config, {}, {**record, "pid": os.getpid()})
 
@@ -131,7 +163,7 @@ def saves(store, unit):
             if "deaf" in unit.payload:
                 for number in (signal.SIGUSR2, signal.SIGTERM):
                     signal.signal(number, signal.SIG_IGN)
-            wait(lambda: False)
+            wait_for(lambda: False, seconds=600)
         if "seconds" in unit.payload:
             time.sleep(unit.payload["seconds"])
         work.save("count", {"count": np.array(count)}, {"count": count})
@@ -165,5 +197,5 @@ def refuse(store, unit):
 def meet(store, unit):
     """Waits until every unit of `meeting` has begun."""
     note(unit)
-    wait(lambda: set(diary(unit.payload["diary"])) >= set(unit.payload["meeting"]), seconds=60)
+    wait_for(lambda: set(diary(unit.payload["diary"])) >= set(unit.payload["meeting"]), seconds=60)
     keep(store, unit)

@@ -102,7 +102,7 @@ def small_options(name: str, folder: Path, images: Path) -> dict[str, Any]:
             "num_warmup": CIFAR10_WARMUP, "warmup_steps": 2, "batch_size": 64,
         }  # fmt: skip
     if name == "googlenet":
-        return {"data_dir": str(images), "model": str(images / "weights.pth"), "size": 64, "epochs": 5}
+        return {"data_dir": str(images), "model": str(images / "weights.pth"), "size": 32, "epochs": 5}
     if name in ("language", "pythia14m", "smollm2", "stories15m"):
         language_folder(folder)
         return {

@@ -4,51 +4,15 @@ import json
 import os
 import subprocess
 import sys
-import threading
-import time
-from collections import Counter
+from functools import partial
 from pathlib import Path
 
-from retrain.jobs import run_units
-from retrain.jobs.unit import JobBatch
 from retrain.leases import Leases
+from tests.helpers import job_units
 
 ROOT = Path(__file__).parents[2]
+wait_for = partial(job_units.wait_for, step=0.1)  # most looks are a command of Slurm's
 MEASURED = ("fit_seconds", "score_seconds", "peak_memory_bytes", "run_id")
-
-
-def wait_for(condition, seconds=300.0, step=0.1):
-    """Wait until something is so, and return it."""
-    limit = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < limit, "waited too long"
-        time.sleep(step)
-    return value
-
-
-class Background:
-    """run_units in a thread, so that the test can make trouble meanwhile."""
-
-    def __init__(self, work, store, **options):
-        self.report = None
-        self.error = None
-        self.began = time.monotonic()
-
-        def target():
-            try:
-                self.report = run_units(work, store, cluster="slurm", **options)
-            except BaseException as error:
-                self.error = error
-
-        self.thread = threading.Thread(target=target)
-        self.thread.start()
-
-    def result(self, seconds=600.0):
-        self.thread.join(seconds)
-        assert not self.thread.is_alive(), "the driver hangs"
-        if self.error is not None:
-            raise self.error
-        return self.report
 
 
 def start_lds(command, folder, name, *options, first=None):
@@ -87,13 +51,3 @@ def tasks(cluster, count):
 
 def held_by(store, job=None):
     return [h for h in Leases(store.root).held().values() if h.job and (job is None or h.job == job)]
-
-
-def all_events(store):
-    (batch,) = JobBatch.all(store)
-    return batch.events(batch.describe()["run"])
-
-
-def done_events(store):
-    """How often each unit was finished, by the logs of all tasks."""
-    return Counter(event["key"] for event in all_events(store) if event["event"] == "done")

@@ -35,19 +35,19 @@ def test_a_hundred_retrains_survive_everything(cluster, tmp_path):
 
     try:
         # Ten units are this test's until the last mishap is over: on a fast machine, too, there is work left then.
-        batch = wait_for(lambda: next(iter(batches(store)), None), 600)
+        batch = wait_for(lambda: next(iter(batches(store)), None), seconds=600)
         held = [Leases(store.root).take(kind, key) for kind, key in batch.unit_names()[-10:]]
-        wait_for(lambda: reached(5) and tasks(cluster, 4), 600)
+        wait_for(lambda: reached(5) and tasks(cluster, 4), seconds=600)
         cancelled = running(cluster)[0]
         cluster.run("scancel", cancelled)
-        wait_for(lambda: reached(20), 600)
+        wait_for(lambda: reached(20), seconds=600)
         # Between two units a task holds none.
         victim = wait_for(lambda: next((holder for holder in held_by(store) if holder.job != cancelled), None))
         os.kill(victim.pid, signal.SIGKILL)
-        wait_for(lambda: reached(40), 600)
+        wait_for(lambda: reached(40), seconds=600)
         requeued = wait_for(lambda: next((job for job in running(cluster) if job not in (cancelled, victim.job)), None))
         cluster.run("scontrol", "requeue", requeued)
-        wait_for(lambda: reached(60), 600)
+        wait_for(lambda: reached(60), seconds=600)
         cluster.stop_daemon("slurmd", signal.SIGKILL)
         assert count() < NUM_SUBSETS - 10, "the batch was over before the last mishap"
         time.sleep(4)

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,9 @@ from retrain.jobs import run_units, slurm
 from retrain.jobs.unit import JobBatch
 from retrain.resume import unfinished_units
 from retrain.store import Store
-from tests.helpers.job_units import diary, unit, units
+from tests.helpers.job_units import Background, diary, events, unit, units
 from tests.retrain.jobs.test_jobs import driver
-from tests.slurm.helpers import Background, all_events, done_events, held_by, running, tasks, wait_for
+from tests.slurm.helpers import held_by, running, tasks, wait_for
 
 
 def test_units_are_packed_into_few_tasks_each_done_once(cluster, store, log):
@@ -25,7 +26,7 @@ def test_units_are_packed_into_few_tasks_each_done_once(cluster, store, log):
     assert diary(log) == dict.fromkeys(range(120), 1)
     (batch,) = JobBatch.all(store)
     assert sum(len(submission["jobs"]) for submission in slurm.submissions(batch)) == 3
-    assert set(done_events(store).values()) == {1}
+    assert set(Counter(event["key"] for event in events(store, "done")).values()) == {1}
 
 
 def test_preemption_keeps_what_is_finished_and_goes_on(cluster, store, log, gate):
@@ -132,11 +133,11 @@ def test_time_limits_end_tasks_and_no_unit(bare_cluster, tmp_path, log):
     two = Background(work, long, jobs=2, timeout_min=1, max_attempts=1)
     assert sixteen.result(1200).complete
     assert set(diary(f"{log}-many", "end").values()) == {1}
-    assert any("back into the queue" in event["reason"] for event in all_events(many) if event["event"] == "exit")
+    assert any("back into the queue" in event["reason"] for event in events(many, "exit"))
     report = two.result(1200)
     assert report.complete
-    assert {event["key"] for event in all_events(long) if event["event"] == "unfinished"} == set(report.done)
-    assert not [event for event in all_events(long) if event["event"] in ("failed", "died")]
+    assert {event["key"] for event in events(long, "unfinished")} == set(report.done)
+    assert not events(long, "failed") + events(long, "died")
     # What was saved was not done again, but for the step that was under way.
     assert diary(log, "step") == {0: 14, 1: 2}
     assert max(diary(log).values()) >= 2

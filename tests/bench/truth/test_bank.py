@@ -1,10 +1,12 @@
 """The bank: recorded LDS comes out again from ranks alone, and scores from elsewhere stand beside recorded ones."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -23,6 +25,11 @@ from retrain.safe_files import read_safetensors, write_safetensors
 ROOT = Path(__file__).resolve().parents[3]
 BANKS = sorted(path.parent for path in (ROOT / "results" / "bank").glob("*/recorded.json"))
 LOGISTIC = "retrain.logistic:LogisticDigits"
+
+
+@cache
+def records_of(task: str) -> pd.DataFrame:
+    return load_results(ROOT / "results" / task).rows
 
 
 def test_ranks_are_all_that_lds_needs() -> None:
@@ -71,7 +78,7 @@ def test_from_the_bank_alone_recorded_lds_come_out_again(folder: Path) -> None:
         assert found[label, normalised] == pytest.approx(row["lds"], abs=1e-6), label
     where = {name: truth.record[name] for name in ("protocol", "scheme", "alpha", "alpha_attribution", "seed")}
     task = truth.record["task"]["name"]
-    frame = load_results(ROOT / "results" / task).rows
+    frame = records_of(task)
     for label in (name for name in ("gradsim", "ekfac") if (name, False) in recorded.ranks):
         same = frame[(frame["label"] == label) & (frame["task"] == task) & ~frame["normalised"].astype(bool)]
         for name, value in where.items():

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ from retrain.leases import Leases
 from retrain.resume import unfinished_units
 from retrain.store import Store, StoreError, UnwritableStoreError
 from retrain.units import SharedSeconds
-from tests.helpers.job_units import diary, unit, units
+from tests.helpers.job_units import diary, unit, units, wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -195,15 +194,6 @@ def driver(store, count, cluster, jobs=2, action="work", **payload):
     process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
     return process
-
-
-def wait_for(condition, process=None, seconds=120.0):
-    """Wait until something is so; not for ever, and not when the `process` that it depends on is gone."""
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "waited too long"
-        assert process is None or process.poll() is None, f"the driver is gone: {process.stderr.read()}"
-        time.sleep(0.01)
 
 
 def workers_of(store):

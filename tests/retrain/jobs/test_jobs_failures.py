@@ -1,7 +1,6 @@
 """Failures are told whole: where, in whose code, with a log; and a bug stops a batch at once."""
 
 import re
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -51,17 +50,6 @@ def test_the_whole_traceback_is_printed_once_where_it_is_asked_for(store, capsys
     assert said.count("Traceback (most recent call last)") <= 1, "one message, also of a bug that stops everything"
 
 
-def test_a_worker_that_dies_after_a_failure_takes_no_other_unit_with_it(store, log):
-    """A worker has one unit at a time: with two, the death of one would be the other's, and nobody would do it."""
-    work = [unit(0, "fail", diary=log), unit(1, "die", diary=log), unit(2, diary=log)]
-    report = run_units(work, store, cluster="local", jobs=1)
-    assert len(report.done) == 1
-    fail, die = (report.failed[store.key("numbers", {"index": index})] for index in (0, 1))
-    assert "cannot be done" in fail
-    assert "the worker" in die
-    assert diary(log) == {0: 3, 1: 3, 2: 1}
-
-
 def test_many_odd_units_stop_nobody_once_one_of_their_kind_is_done(store, log):
     work = [unit(0, diary=log), *units(6, "mistake", diary=log)[1:]]
     report = run_units(work, store)
@@ -79,37 +67,18 @@ def test_many_odd_units_stop_nobody_once_one_of_their_kind_is_done(store, log):
 # -- whose code -------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def plugin(tmp_path, monkeypatch):
-    """A module of somebody's own, outside this repository."""
-
-    def write(text, name):
-        (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
-        return str(tmp_path / f"{name}.py")
-
+@pytest.mark.parametrize(
+    ("name", "line", "said"),
+    [("my_work", 'store.key("Not A Kind", {})', "StoreError: "), ("my_slip", "return (", "SyntaxError: ")],
+)
+def test_the_line_is_the_plugins_and_not_ours(store, tmp_path, monkeypatch, name, line, said):
+    """Somebody's function passes ours what it cannot take, or is no Python: the mistake is in theirs."""
+    path = tmp_path / f"{name}.py"
+    path.write_text(f"def work(store, unit):\n    {line}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    return write
-
-
-def test_the_line_is_the_plugins_and_not_ours(store, plugin):
-    """Somebody's function passes ours what it cannot take: the mistake is in theirs."""
-    path = plugin(
-        """
-        def work(store, unit):
-            store.key("Not A Kind", {})
-        """,
-        "my_work",
-    )
-    report = run_units([Unit("numbers", {"index": 0}, "my_work:work")], store, max_attempts=1)
+    report = run_units([Unit("numbers", {"index": 0}, f"{name}:work")], store, max_attempts=1)
     (reason,) = report.failed.values()
-    assert f"({path}:3)" in reason.splitlines()[0]
-
-
-def test_a_file_with_a_syntax_error_is_named_with_its_line(store, plugin):
-    path = plugin("def work(store, unit):\n    return (\n", "my_slip")
-    report = run_units([Unit("numbers", {"index": 0}, "my_slip:work")], store, max_attempts=1)
-    (reason,) = report.failed.values()
-    assert reason.splitlines()[0].startswith("SyntaxError: ")
+    assert reason.splitlines()[0].startswith(said)
     assert f"({path}:2)" in reason.splitlines()[0]
 
 

@@ -23,8 +23,8 @@ from retrain.resume import clean_resume_states, unfinished_units
 from retrain.safe_files import SafeFileError
 from retrain.store import Store, StoreError
 from tests.helpers.faults import Faults
-from tests.helpers.job_units import diary, unit, units
-from tests.retrain.jobs.test_jobs import driver, wait_for, workers_of
+from tests.helpers.job_units import diary, unit, units, wait_for
+from tests.retrain.jobs.test_jobs import driver, workers_of
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -17,8 +17,7 @@ from retrain.jobs import run_units
 from retrain.leases import Holder, Leases
 from retrain.processes import boot_id, host_name, process_started
 from tests.helpers.damage import edit, to_folder, to_link, to_pipe
-from tests.helpers.job_units import units
-from tests.retrain.jobs.test_jobs import wait_for
+from tests.helpers.job_units import units, wait_for
 
 KEY = "b" * 20
 

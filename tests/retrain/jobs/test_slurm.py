@@ -16,8 +16,7 @@ from retrain.leases import Leases
 from retrain.resume import ResumeState, unfinished_units
 from retrain.store import Store
 from tests.helpers import fake_slurm
-from tests.helpers.job_units import diary, unit, units
-from tests.retrain.jobs.test_jobs import wait_for
+from tests.helpers.job_units import Background, diary, events, unit, units, wait_for
 
 
 @pytest.fixture
@@ -31,35 +30,17 @@ def store(tmp_path, monkeypatch):
     fake_slurm.scancel(list(fake_slurm.jobs()))
 
 
-def in_background(*arguments, **options):
-    outcome = {}
-    target = lambda: outcome.update(report=run_units(*arguments, cluster="slurm", **options))  # noqa: E731
-    thread = threading.Thread(target=target, daemon=True)
-    thread.start()
-    return thread, outcome
-
-
-def report_of(thread, outcome):
-    thread.join(300)
-    assert not thread.is_alive(), "the driver hangs"
+def report_of(background):
+    report = background.result(300)
     # The driver is done when the store is full; the last tasks may have yet to say that they are, too.
     wait_for(lambda: slurm.live_jobs() == {})
-    return outcome["report"]
-
-
-def all_events(store):
-    (batch,) = JobBatch.all(store)
-    return batch.events(batch.describe()["run"])
-
-
-def events(store, kind):
-    return [event for event in all_events(store) if event["event"] == kind]
+    return report
 
 
 def test_a_batch_with_every_mishap(store, log, tmp_path, caplog):
     # Nothing ends before the mishaps are over: each meets a unit in progress, on a slow machine too.
     work = units(40, seconds=0.03, diary=log, hold_after=0, gate=str(tmp_path / "gate"))
-    thread, outcome = in_background(work, store, jobs=3, timeout_min=5)
+    background = Background(work, store, jobs=3, timeout_min=5)
     leases = Leases(store.root)
     holders = lambda: [h for (kind, _), h in leases.held().items() if kind == "numbers"]  # noqa: E731
     wait_for(lambda: sum(diary(log).values()) == 3)
@@ -70,7 +51,7 @@ def test_a_batch_with_every_mishap(store, log, tmp_path, caplog):
         subprocess.run(["scontrol", "requeue", three.job], check=True)
         wait_for(lambda: [event["reason"] for event in events(store, "exit")] == ["stopped by SIGTERM"] * 2)
         (tmp_path / "gate").touch()
-        report = report_of(thread, outcome)
+        report = report_of(background)
     assert report.complete
     assert report.num_computed == 40
     assert set(diary(log, "end").values()) == {1}
@@ -179,7 +160,7 @@ def test_a_unit_that_saves_its_work_goes_on_however_many_tasks_it_takes(store, t
     for count in range(1, 6):
         stop = lambda count=count: sum(diary(log, "step").values()) >= count  # noqa: E731
         assert run(work, time_limit_s=0.3, stop=signal.SIGUSR2, when=stop) == "back in the queue"
-        assert [event["event"] for event in all_events(store)[-2:]] == ["unfinished", "exit"]
+        assert [event["event"] for event in events(store)[-2:]] == ["unfinished", "exit"]
     assert run(work) == 1
     assert events(store, "failed") == []
     assert len(events(store, "unfinished")) == len(requeued) == 5
@@ -191,15 +172,15 @@ def test_a_unit_that_saves_its_work_goes_on_however_many_tasks_it_takes(store, t
 def test_a_task_that_its_time_limit_killed_is_no_failure_where_it_saved_its_work(store, log):
     """It did not listen to the warning, so the driver finds out; with one attempt a unit, nothing may be counted."""
     work = [unit(0, "saves", steps=3, per_attempt=1, diary=log)]
-    thread, outcome = in_background(work, store, jobs=1, timeout_min=5, max_attempts=1)
+    background = Background(work, store, jobs=1, timeout_min=5, max_attempts=1)
     for count in (1, 2):
         wait_for(lambda count=count: sum(diary(log, "step").values()) == count)
         (holder,) = [h for (kind, _), h in Leases(store.root).held().items() if kind == "numbers"]
         wait_for(lambda holder=holder: holder.job in str(slurm.submissions(JobBatch.all(store)[0])))
         fake_slurm.time_out(holder.job)
-    assert report_of(thread, outcome).complete
+    assert report_of(background).complete
     assert diary(log) == {0: 3}
-    assert [event["event"] for event in all_events(store) if "key" in event] == ["unfinished", "unfinished", "done"]
+    assert [event["event"] for event in events(store) if "key" in event] == ["unfinished", "unfinished", "done"]
 
 
 def test_tasks_stop_at_a_bug_without_their_driver(store, task, log):
@@ -230,12 +211,12 @@ def test_nothing_that_tasks_run_lies_in_the_cache_and_its_logs_are_pruned(store)
 
 def test_a_driver_that_comes_back_joins_the_jobs_that_run(store, log):
     work = units(30, seconds=0.1, diary=log)
-    thread, outcome = in_background(work, store, jobs=2, timeout_min=5)
+    background = Background(work, store, jobs=2, timeout_min=5)
     # The driver notes what it has submitted after sbatch returns: a quick task may be at work before that.
     wait_for(lambda: sum(diary(log).values()) >= 2 and slurm.submissions(JobBatch.all(store)[0]))
     # A second driver, and one that only collects, submit nothing of their own.
     assert run_units(work, store, cluster="slurm", jobs=2, collect=True).complete
-    assert report_of(thread, outcome).complete
+    assert report_of(background).complete
     (batch,) = JobBatch.all(store)
     assert len(slurm.submissions(batch)) == 1
     assert set(diary(log).values()) == {1}
