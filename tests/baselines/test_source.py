@@ -10,9 +10,9 @@ from baselines.method import Problem, load_method
 from baselines.support.snapshots import snapshots
 from retrain.errors import UsageError
 from retrain.examples import Indices
-from retrain.replays.replay import Replay, TrainingState
+from retrain.replays.replay import TrainingState
 from retrain.tasks import load_task
-from tests.helpers.planted import Planted, make_problem
+from tests.helpers.planted import Planted, PlantedReplay, make_problem
 from tests.helpers.problems import run
 
 STEPS, RATE = 60, 0.01
@@ -32,24 +32,11 @@ class Descent(Planted):
         return replay.model(state)
 
 
-class DescentReplay(Replay):
-    num_steps, device = STEPS, torch.device("cpu")
-
-    def __init__(self, task: Planted, indices: Indices):
-        self.task, self.data = task, task.train_data.select(indices)
-        self.num_examples = len(self.data)
-
-    def start(self) -> TrainingState:
-        return {f"parameter/{name}": value.detach() for name, value in self.skeleton().named_parameters()}
-
-    def members(self, step: int) -> torch.Tensor:
-        return torch.arange(self.num_examples)
+class DescentReplay(PlantedReplay):
+    num_steps = STEPS
 
     def learning_rate(self, step: int) -> float:
         return RATE * (1 + step / STEPS)
-
-    def skeleton(self) -> torch.nn.Module:
-        return self.task.build_model(0).eval()
 
     def advance(self, state: TrainingState, step: int, weights: torch.Tensor) -> TrainingState:
         inputs = torch.cat([self.data.inputs, torch.ones(self.num_examples, 1)], dim=1)
