@@ -62,6 +62,14 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
+def execution(tmp_path: Path) -> object:
+    """In this process, on a cache of its own."""
+    from bench import Execution
+
+    return Execution(device="cpu", cache=str(tmp_path / "cache"), progress=False)
+
+
+@pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """What a command says that refuses its words: exit code 2, and one line."""
 

@@ -26,6 +26,7 @@ from retrain.losses import CrossEntropy, SquaredError
 from retrain.resume import ResumeState
 from retrain.task import Task
 from retrain.tasks import load_task
+from tests.baselines.test_kfac import dense_fisher, influence
 from tests.helpers.planted import Planted, make_problem
 from tests.helpers.problems import CPU, assert_same, problem_of, run
 
@@ -252,43 +253,30 @@ def small_network() -> tuple[torch.nn.Module, Examples, Examples]:
     return model.eval(), Examples(inputs[:30], targets[:30]), Examples(inputs[30:], targets[30:])
 
 
-def classifying(model: torch.nn.Module, train: Examples, queries: Examples, scratch: Path) -> Problem:
+def classifying(scratch: Path) -> Problem:
+    model, train, queries = small_network()
     task: Task = Planted()
     object.__setattr__(task, "loss_function", CrossEntropy())
     return problem_of(task, scratch, model, train=train, queries=queries, seed=1)
 
 
-def exact_matrix(model: torch.nn.Module, train: Examples) -> torch.Tensor:
-    """The mean of J^T (diag p - p p^T) J, from the Jacobian itself."""
-    names = list(trainable_parameters(model))
-    parameters = {name: model.get_parameter(name).detach() for name in names}
-    jacobian = torch.func.jacrev(lambda p: torch.func.functional_call(model, p, (train.inputs,)))(parameters)
-    rows = torch.cat([jacobian[name].flatten(2) for name in names], dim=2).double()  # (n, classes, dimension)
-    share = model(train.inputs).detach().double().softmax(1)
-    curvature = torch.diag_embed(share) - share[:, :, None] * share[:, None]
-    return torch.einsum("nci,ncd,ndj->ij", rows, curvature, rows) / len(train)
-
-
-def exact_scores(model: torch.nn.Module, train: Examples, queries: Examples, damping: float) -> torch.Tensor:
-    gradients = PerExampleGradients(model, CrossEntropy().per_example)
-    asked, own = (gradients((e.inputs, e.targets)).double() for e in (queries, train))
-    matrix = exact_matrix(model, train) + damping * torch.eye(gradients.dimension)
-    return -(asked @ torch.linalg.solve(matrix, own.T)).float()
+def exact_scores(problem: Problem, damping: float) -> torch.Tensor:
+    """By the Fisher information, which is the Gauss-Newton matrix of cross-entropy."""
+    fisher = dense_fisher(problem.model, problem.train.inputs)
+    return influence(problem.model, CrossEntropy().per_example, fisher, damping, problem)[0]
 
 
 def test_the_product_is_the_gauss_newton_matrix() -> None:
     model, train, _ = small_network()
     names = list(trainable_parameters(model))
     product = GaussNewton(model, CrossEntropy(), names, train, CPU, batch_size=7)
-    expected = exact_matrix(model, train).float()
+    expected = dense_fisher(model, train.inputs)
     torch.testing.assert_close(product(torch.eye(len(expected))), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_iterations_lead_from_kfac_to_the_exact_solve(scratch: Path) -> None:
-    model, train, queries = small_network()
-    problem = classifying(model, train, queries, scratch)
-    damping = 0.01
-    exact = exact_scores(model, train, queries, damping)
+    problem, damping = classifying(scratch), 0.01
+    exact = exact_scores(problem, damping)
     found = {k: run(load_method("ekfac_cg", damping=damping, iterations=k), problem) for k in (0, 1, 5, 40)}
     errors = [float((found[k].scores - exact).norm() / exact.norm()) for k in (0, 1, 5, 40)]
     assert errors == sorted(errors, reverse=True)
@@ -303,9 +291,8 @@ def test_iterations_lead_from_kfac_to_the_exact_solve(scratch: Path) -> None:
 
 @pytest.mark.parametrize("name", ["ekfac_cg", "astra"])
 def test_products_by_gradients_lead_to_the_exact_solve_as_well(name: str, scratch: Path) -> None:
-    model, train, queries = small_network()
-    problem = classifying(model, train, queries, scratch)
-    exact = exact_scores(model, train, queries, 0.01)
+    problem = classifying(scratch)
+    exact = exact_scores(problem, 0.01)
 
     def error(**options: object) -> float:
         method = load_method(name, damping=0.01, labels="exact", product="gradients", **options)
@@ -321,9 +308,8 @@ def test_products_by_gradients_lead_to_the_exact_solve_as_well(name: str, scratc
 
 
 def test_sampled_labels_give_the_matrix_in_the_mean(scratch: Path) -> None:
-    model, train, _ = small_network()
-    kfac = load_method("kfac")
-    problem = classifying(model, train, train, scratch)
+    kfac, problem = load_method("kfac"), classifying(scratch)
+    train = problem.train
     rows = GradientsInBasis(kfac._gradients(problem), kfac.fit(problem))  # type: ignore[attr-defined]
     products = [FisherProduct(rows, CrossEntropy(), train, CPU, 7, seed=1, exact=exact) for exact in (True, False)]
     vectors = torch.eye(rows.dimension)

@@ -18,11 +18,6 @@ from retrain.tasks import load_task
 PLANTED = "tests.helpers.planted:Planted"
 
 
-@pytest.fixture
-def execution(tmp_path: Path) -> Execution:
-    return Execution(device="cpu", cache=str(tmp_path / "cache"), progress=False)
-
-
 def small(**changes: object) -> Experiment:
     asked = {"task": PLANTED, "alpha": 0.5, "subsets": 12, "replicates": 1, "methods": ["gradsim", "random"]}
     return Experiment(**{**asked, **changes})  # type: ignore[arg-type]

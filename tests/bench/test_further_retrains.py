@@ -25,11 +25,6 @@ PLANTED = "tests.helpers.planted:Planted"
 PRIOR = "datamodel@prior=gradsim,retrains=30"
 
 
-@pytest.fixture
-def execution(tmp_path: Path) -> Execution:
-    return Execution(device="cpu", cache=str(tmp_path / "cache"), progress=False)
-
-
 def small(**changes: object) -> Experiment:
     asked = {"task": PLANTED, "alpha": 0.5, "subsets": 12, "replicates": 1, "methods": ["datamodel@retrains=30", PRIOR]}
     return Experiment(**{**asked, **changes})  # type: ignore[arg-type]

@@ -335,7 +335,6 @@ def test_training_goes_on_where_capturing_fails(folder, monkeypatch, capsys):
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_captured_steps_equal_eager_ones(folder, protocol, monkeypatch):
     monkeypatch.setattr(resnet9_training, "CAPTURE_AFTER", 1)
@@ -354,7 +353,6 @@ def test_captured_steps_equal_eager_ones(folder, protocol, monkeypatch):
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_retraining_side_by_side_gives_the_losses_of_one_by_one(folder, protocol, monkeypatch):
     """In threads, with everything captured: the same bits whoever else trains, and the plain losses up to rounding."""
@@ -376,7 +374,6 @@ def test_retraining_side_by_side_gives_the_losses_of_one_by_one(folder, protocol
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_cuda_repeats_itself_and_agrees_with_the_cpu(folder):
     device = torch.device("cuda")
     task = make_task(folder, precision="float32", protocol="scratch")

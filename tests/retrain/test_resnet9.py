@@ -142,7 +142,6 @@ def test_logits_of_whitened_images_are_the_logits(image_size: int) -> None:
 
 # Triton reads this when it is first imported, hence a process of its own.
 interpreted = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs within the next test")
-on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
 def relative_error(found: Tensor, right: Tensor) -> float:
@@ -260,7 +259,6 @@ def gradients(model: ResNet9, logits: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.cuda
-@on_a_gpu
 @WIDTHS
 @pytest.mark.parametrize("num_images", [1, 37, 256])  # tiles are cut short, or not
 def test_fused_kernels_give_the_plain_logits(widths: tuple[int, ...], num_images: int) -> None:
@@ -274,7 +272,6 @@ def test_fused_kernels_give_the_plain_logits(widths: tuple[int, ...], num_images
 
 
 @pytest.mark.cuda
-@on_a_gpu
 @WIDTHS
 @pytest.mark.parametrize("num_images", [37, 256])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -317,7 +314,6 @@ def at_chosen(inputs: Tensor, places: Tensor) -> Tensor:
 
 
 @pytest.mark.cuda
-@on_a_gpu
 def test_fused_kernels_are_captured() -> None:
     model, _, bordered = gpu_problem((64, 256, 256), 100)
 
@@ -343,7 +339,6 @@ def test_fused_kernels_are_captured() -> None:
 
 
 @pytest.mark.cuda
-@on_a_gpu
 @pytest.mark.skipif(not resnet9_training.HAS_TRITON, reason="needs triton")
 def test_another_number_of_images_compiles_nothing() -> None:
     from retrain.models import resnet9_kernels as kernels
