@@ -18,7 +18,7 @@ from baselines.bif.saving import Saver
 from baselines.bif.transfer import PIECE_BYTES, on_device, to_device, to_host
 from baselines.bif_cv import BIFControlVariate
 from baselines.method import Attribution, Problem, Size
-from baselines.support.memory import cgroup_free_bytes, free_bytes, refuse_if_too_large
+from baselines.support.memory import cgroup_free_bytes, free_bytes
 from retrain.errors import UsageError
 from retrain.examples import Batch, Examples
 from retrain.resume import ResumeState
@@ -283,15 +283,6 @@ def test_odd_cgroup_files_are_no_limit(tmp_path: Path, text: str) -> None:
 
 
 # ---- what is needed ----
-def test_what_is_refused_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert refuse_if_too_large(BIF(), replace(SIZE, num_attributed=5, num_queries=5, num_parameters=10)) is None
-    monkeypatch.setattr("baselines.support.memory.free_bytes", lambda _: GIB)
-    said = refuse_if_too_large(BIF(), replace(SIZE, num_attributed=50_000))
-    assert said is not None
-    assert said.startswith("bif needs 3.0 GiB at once for ")
-    assert "50,000 training examples and 10,000 queries, and 1.0 GiB are free on cpu; take fewer queries" in said
-
-
 @pytest.mark.parametrize("method", [BIF, BIFControlVariate])
 def test_every_draw_and_every_chain_is_counted(method: type[BIF]) -> None:
     """Streaming: no more scores for more draws, and what a chain is judged by for each of them."""

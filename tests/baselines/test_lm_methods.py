@@ -8,7 +8,7 @@ import torch
 
 from baselines.ekfac import EKFAC, tracked_modules
 from baselines.method import Problem, load_method
-from baselines.support.gradients import PerExampleGradients, trainable_parameters
+from baselines.support.gradients import trainable_parameters
 from baselines.support.projectors import Sketch
 from bench.scaling.methods import LargeTRAK, ShiftedSketch
 from retrain.losses import CrossEntropy
@@ -55,14 +55,6 @@ def margins(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """log p / (1 - p) of each next token, from the probabilities themselves."""
     probability = logits.double().softmax(-1).gather(-1, targets[..., None]).squeeze(-1)
     return torch.log(probability / (1 - probability)).float()
-
-
-def test_hooks_see_every_layer_of_the_direct_forward_pass(task, model) -> None:
-    gradients = PerExampleGradients(model, CrossEntropy().per_example)
-    found = gradients((task.query_data.inputs, task.query_data.targets))
-    assert gradients.way == "hooks"
-    expected = by_hand(model, task.query_data, CrossEntropy().per_example, gradients.names)
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-6)
 
 
 # ---- TRAK: a next-token model output ----
@@ -118,11 +110,6 @@ def test_sketched_inner_products_are_unbiased_with_a_gaussians_variance(kind, mo
     gaussian = float(((one @ one) * (other @ other) + (one @ other) ** 2) / 104) ** 0.5
     assert 0.8 < spread / gaussian < 1.15
     assert not torch.equal(sketch.project(one[None], 0), sketch.project(one[None], 1))
-
-
-def test_an_unknown_projector_is_refused() -> None:
-    with pytest.raises(ValueError, match="available: dense, sketch"):
-        load_method("trak", projector="sparse")
 
 
 # ---- EK-FAC ----
