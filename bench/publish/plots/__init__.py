@@ -46,16 +46,14 @@ LDS = "tda-bench lds --alpha 0.1 0.3 0.5 0.7"
 RECORDS = "records of bench.lds"
 KINDS = (
     Kind("front", "lds", "LDS, within class where there are classes, against seconds", RECORDS, LDS, crowded=True),
-    Kind("collapse", "question", "LDS beside LDS within class, a line a method", f"{RECORDS} on a task with classes",
+    Kind("collapse", "lds", "LDS beside LDS within class, a line a method", f"{RECORDS} on a task with classes",
          LDS, crowded=True),
-    Kind("reference", "question", "LDS against how much more data the model looked at has seen than those asked about",
+    Kind("reference", "lds", "LDS against how much more data the model looked at has seen than those asked about",
          "records of two references", f"{LDS} --reference subset --checkpoints 1 8", crowded=True),
     Kind("retraining", "lds", "LDS against seconds of the datamodel with every prior, beside the others",
          "records of the datamodel", "tda-bench lds --experiment results/digits/datamodel.toml"),
     Kind("lds", "lds", "LDS against alpha, raw and train-normalised, a panel for each attributed share", RECORDS, LDS,
          "fig:retraining, fig:individual_LDS_scores, fig:individual_LDS_scores_2, tab:LLM_LDS_scores"),
-    Kind("draws", "question", "LDS within class against draws of bif_gaussian, beside BIF and EK-FAC",
-         "records of bif_gaussian@curve=true", "tda-bench lds --methods bif_gaussian@curve=true"),
     Kind("scaling", "scaling", "seconds, memory and disk against model size, and who is cheaper where", "scaling.csv",
          "tda-bench scaling", "fig:benchmark_big_ek-fac, tab:bif-vs-ekfac"),
     Kind("budget", "budget", "LDS against draws, projection and checkpoints", "budget.json", "tda-bench tune budget"),

@@ -2,8 +2,10 @@
 
 `lds` (paper: fig:retraining): a line a method, each seed by itself as a faint dot. `front`: LDS, within groups where a
 task has them, against time: every method, label and model that is looked at. `retraining`: a curve over the retrains
-for every prior of the datamodel, beside the other methods. Of raw and normalised scores the better are shown. Seconds
-of two machines never share an axis.
+for every prior of the datamodel, beside the other methods. `collapse`: LDS beside LDS within class, a line a method.
+`reference`: LDS against how much more data the model that a method looks at has seen than the models asked about.
+
+Of raw and normalised scores the better are shown. Seconds of two machines never share an axis.
 """
 
 import json
@@ -32,7 +34,7 @@ from bench.records import (
     over_seeds,
     within_groups,
 )
-from retrain.reference import FULL
+from retrain.reference import FULL, SUBSET
 
 Shapes = Mapping[str, dict[str, Any]]
 BAND = 0.3  # of the way from one share to the next: at most as far as points of one share stand apart
@@ -43,6 +45,7 @@ CEILINGS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 AS_PAPER = ("bif-paper", "ekfac-library", "trak-library", "gradsim")  # labels of the paper's settings
 LABELS_ALONE = "same_class"
+SCHEMES = {"fixed": "any subset", "bernoulli": "any subset", "balanced": "class-balanced subsets"}
 USUAL_ALPHA = 0.5  # the second alpha of a picture of two
 LEFT = 4.0  # times cheaper than the cheapest method: where controls that cost nothing stand
 SHORTEST = 1e-3  # seconds: a part that takes less is no part of the method
@@ -236,6 +239,13 @@ def points(rows: pd.DataFrame) -> pd.DataFrame:
         one |= {"seeds": cell["seed"].nunique(), "runs": tuple(cell["run_id"].unique())}
         found.append({**one, "seconds": max(float(cell["seconds"].median()), SHORTEST)})
     return pd.DataFrame(found)
+
+
+def one_of_each(found: pd.DataFrame) -> pd.DataFrame:
+    """Of a method with several labels its own name, or else that with the most LDS within class."""
+    found = found.assign(own=found["name"] == [look(method)["label"] for method in found["method"]])
+    best = found.sort_values(["own", "value"], kind="stable").drop_duplicates("method", keep="last")
+    return found[found["name"].isin(best["name"])]
 
 
 def names_of(rows: pd.DataFrame) -> list[str]:
@@ -434,3 +444,117 @@ def datamodel_lines(found: pd.DataFrame) -> pd.DataFrame:
             one |= {"name": "" if unusual else prior, "mark": f"{count:,}" if prior == NO_PRIOR else ""}
         lines.append(one)
     return pd.DataFrame(lines).sort_values("order", kind="stable")
+
+
+# ---- LDS beside LDS within class ----
+
+
+def draw_collapse(results: Results) -> Iterator[frame.Drawing]:
+    rows = settings_of_truth(results.rows[results.rows["group_name"].notna()])
+    rows = rows[rows["reference"].isin([FULL, SUBSET]) & (rows["models"] == 1) & (rows["scheme"] != "balanced")]
+    rows = rows[rows["method"] != DATAMODEL]
+    for (ground, share, truth), group in rows.groupby(["ground", *PLACES], sort=True):
+        alphas = two_alphas(group)
+        group = group[group["alpha"].isin(alphas)]
+        if group["method"].nunique() < 2:
+            continue
+        several = group["reference"].nunique() > 1
+        by_alpha = {}
+        for alpha in alphas:
+            found = front_looks(points(group[group["alpha"] == alpha]), several)
+            by_alpha[alpha] = pd.concat([one_of_each(own) for _, own in found.groupby("reference")])
+        every = pd.concat(by_alpha.values())
+        figure, axes = frame.panels(len(alphas), 3.4)
+        for axis, (alpha, found) in zip(axes, by_alpha.items(), strict=True):
+            axis.set_ylim(min(-0.03, every[["value", "lds"]].min().min() - 0.05), every["lds_high"].max() + 0.03)
+            collapse_panel(axis, found)
+            axis.set_title(f"each subset keeps {alpha:.0%}")
+            axis.set_xlim(-0.15, 1.5 + 0.45 * len(alphas))  # with room for the names
+        axes[0].set_ylabel("rank correlation")
+        told = ["Within class: the classes' counts are taken out of both sides before ranking."]
+        yield frame.finish_rows(
+            group, figure, f"collapse-{ground}-of-{file_slug(f'{share:g}')}",
+            "LDS, and what is left of it within class", [f"alpha_attribution {share:g}", str(truth)],
+            notes_of_points(group, every, told, results), names=front_key(every.assign(ring=False), several),
+        )  # fmt: skip
+
+
+def collapse_panel(axis: Axes, found: pd.DataFrame) -> None:
+    ends = []
+    axis.plot((-0.15, 1), (0, 0), color=INK, linewidth=0.5, label="_zero")
+    for one in found.to_dict("records"):
+        shape = one["shape"]
+        face = {"markerfacecolor": "white"} if one["hollow"] else {}
+        axis.plot((0, 1), (one["lds"], one["value"]), **(shape | face))
+        axis.vlines((0, 1), (one["lds_low"], one["low"]), (one["lds_high"], one["high"]), color=shape["color"], lw=0.6)
+        told = "nothing" if one["alone"] else f"{one['value'] + 0.0:.2f}".replace("-0.00", "0.00")
+        told = f"{shape['label']}{':' * one['alone']} {told}{one['fewer']}"
+        ends.append((1.0, one["value"], told, shape["color"]))
+    axis.set_xticks((0, 1), ("LDS", "within class"))
+    axis.spines["bottom"].set_bounds(-0.15, 1)
+    axis.grid(axis="x", visible=False)
+    frame.name_lines(axis, ends, 2.6, 1.06)
+
+
+# ---- LDS against how much more data the reference model has seen ----
+
+
+def draw_reference(results: Results) -> Iterator[frame.Drawing]:
+    rows = results.rows[results.rows["group_name"].notna()]
+    for (question, share), group in rows.groupby(["question", "alpha_attribution"], sort=True):
+        group = group[group["alpha"].isin(two_alphas(group))]
+        if group["reference"].nunique() < 2:
+            continue
+        places = sorted(group.groupby(["alpha", "scheme"]), key=lambda one: (one[0][0], list(SCHEMES).index(one[0][1])))
+        figure, axes = frame.panels(len(places), 2.3, across=2)
+        found = []
+        for number, (axis, ((alpha, scheme), own)) in enumerate(zip(axes, places, strict=True)):
+            found.append(reference_panel(axis, own))
+            axis.set_title(f"{SCHEMES[scheme]}, keeping {alpha:.0%}")
+            if not number % 2:
+                axis.set_ylabel("LDS")
+            if number // 2 == (len(axes) - 1) // 2:
+                axis.set_xlabel("training examples of the model,\nover those of the models asked about")
+        stem = f"reference-{file_slug(str(group['task'].iloc[0]))}-{question}-of-{file_slug(f'{share:g}')}"
+        notes = notes_of_points(group, pd.concat(found), [], results)
+        about = [f"alpha_attribution {share:g}"]
+        yield frame.finish_rows(group, figure, stem, "which model to look at", about, notes)
+
+
+def reference_panel(axis: Axes, rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of one scheme and alpha: a line a method over the data of the one model, then what several models reach."""
+    found = points(rows)
+    found = one_of_each(found[~found["method"].isin(CONTROLS) & (found["method"] != DATAMODEL)])
+    axis.axhline(0, color=INK, linewidth=0.5)
+    reach = math.log10(found["seen"].max() / found["seen"].min())
+    aside = 0.28 * reach * (found["models"].max() > 1)  # where several models stand
+    ends = []
+    for (method, name), own in found.groupby(["method", "name"], sort=False):
+        shape = look(name, method)
+        one = own[own["models"] == 1].sort_values("seen")
+        several = own[own["models"] > 1].sort_values("models").drop_duplicates("seen", keep="last")
+        for some, away, line in ((one, 0.0, "-"), (several, aside, "none")):
+            if len(some):
+                x = away - np.log10(some["seen"])
+                axis.plot(x, some["lds"], **{**shape, "linestyle": line})
+                axis.vlines(x, some["lds_low"], some["lds_high"], color=shape["color"], linewidth=0.6)
+        thin: dict[str, Any] = {"color": shape["color"], "linewidth": 0.6}
+        for seen, both in own[own["seen"].isin(several["seen"])].sort_values("models").groupby("seen"):
+            x = aside * (both["models"] > 1) - math.log10(seen)
+            axis.plot(x, both["lds"], **thin, linestyle=":", label="_more")
+        last = own.sort_values(["seen", "models"], ascending=[False, True]).iloc[-1]
+        end = aside * (last["models"] > 1) - math.log10(last["seen"])
+        ends.append((end, last["lds"], shape["label"], shape["color"]))
+    ceiling, style = CEILINGS["noise ceiling"]
+    if math.isfinite(height := ceiling(rows)):
+        axis.axhline(height, color=INK, label="_ceiling", **style)
+        frame.label_line(axis, height, "noise ceiling", at=0.0)
+    ticks = {-math.log10(seen): f"{seen:.3g}x" for seen in sorted(found["seen"].unique(), reverse=True)}
+    for (seen, models), _ in found[found["models"] > 1].groupby(["seen", "models"]):
+        ticks[aside - math.log10(seen)] = f"\n{models} models"
+    axis.set_xticks(list(ticks), list(ticks.values()))
+    right = -math.log10(found["seen"].min()) + aside
+    axis.set_xlim(-math.log10(found["seen"].max()) - 0.07 * reach - 0.05, right + 0.8 * reach)
+    axis.set_ylim(-0.05, 1.1)
+    frame.name_lines(axis, ends, 1.6, right + 0.06 * reach)
+    return found
