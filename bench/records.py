@@ -48,7 +48,7 @@ from retrain.safe_files import (
     write_whole,
 )
 from retrain.source import code_fingerprint
-from retrain.store import StoreError, canonical_json
+from retrain.store import canonical_json
 
 # ---- provenance and writing ----
 
@@ -193,30 +193,34 @@ def run_id_of(*parts: Any) -> str:
     return hashlib.sha256(canonical_json(without_nan(list(parts)), "result").encode()).hexdigest()[:12]
 
 
-def content_id(record: Mapping[str, Any]) -> str:
-    """The run id that the content of a run.json or answers.json gives: its own, unless somebody changed it."""
+def content_of(record: Mapping[str, Any]) -> list[Any]:
+    """What the run id of a run.json or answers.json is the digest of."""
     rows, pairs = (
         [{name: value for name, value in one.items() if name != "run_id"} for one in record.get(kind, [])]
         for kind in ("rows", "pairs")
     )
     if "question" in record:
-        return run_id_of(record["question"], record["config"], record["ground"], rows, pairs, record["detail"])
+        return [record["question"], record["config"], record["ground"], rows, pairs, record["detail"]]
     if record.get("kind") == GIVEN_SCORES:
         known = {name: record["truth"].get(name) for name in ("source", "task", "alpha", "arrays_sha256")}
         rows = [row for row in rows if row["origin"] == "given"]  # the others are recorded methods
         methods = [method for method in record["config"]["methods"] if method["origin"] == "given"]
-        return run_id_of(known, {"rows": rows, "pairs": pairs, "ceilings": record["ceilings"], "methods": methods})
-    return run_id_of(record["config"], rows, pairs, record["ceilings"])
+        return [known, {"rows": rows, "pairs": pairs, "ceilings": record["ceilings"], "methods": methods}]
+    return [record["config"], rows, pairs, record["ceilings"]]
 
 
 def edited_since(record: Mapping[str, Any]) -> bool:
-    """Whether its content no longer gives its id. Records without a fingerprint of the code had other rules."""
+    """Whether the content of a record that was read no longer gives its id.
+
+    Records without a fingerprint of the code had other rules.
+    """
     if "code" not in record:
         return False
-    try:
-        return content_id(record) != record["run_id"]
-    except (KeyError, TypeError, AttributeError, StoreError):
+    try:  # what was read is plain data: the text of `canonical_json` at a quarter of its seconds
+        text = json.dumps(content_of(record), sort_keys=True, separators=(",", ":"))
+    except (KeyError, TypeError, AttributeError):
         return True
+    return hashlib.sha256(text.encode()).hexdigest()[:12] != record["run_id"]
 
 
 def save_record(path: Path, record: Mapping[str, Any], kind: Any, tables: Mapping[str, pd.DataFrame]) -> Path:
@@ -339,19 +343,10 @@ class Results:
 
     def text(self, wide: bool = False) -> str:
         """Every run's tables, as the run printed them."""
-        from bench.tables import RunRows, show
+        from bench.tables import recorded_text
 
-        parts = []
-        for run_id, record in self.records.items():
-            known = {name: record[name] for name in ("rows", "pairs", "ceilings", "diagnostics")}
-            ceilings = [
-                {**one, "ceiling": float("nan") if one["ceiling"] is None else one["ceiling"]}
-                for one in known["ceilings"]
-            ]
-            out = RunRows(**{**known, "ceilings": ceilings})
-            described = (record.get("description") or "", record["rows"][0].get("protocol", ""), version_told(record))
-            parts.append(f"run {run_id}{show(out, *described, wide)}")
-        return "\n\n".join([*parts, *self.problems]) or f"{self.folder}: no runs"
+        texts = [f"run {run}{recorded_text(one, version_told(one), wide)}" for run, one in self.records.items()]
+        return "\n\n".join([*texts, *self.problems]) or f"{self.folder}: no runs"
 
     def save(self, out: str | Path) -> Path:
         """The rows of all runs as one table, lds.csv in that folder."""
@@ -496,11 +491,10 @@ def _rows(record: Mapping[str, Any], identity: Identity) -> list[dict[str, Any]]
 
 
 def _pairs(record: Mapping[str, Any], identity: Identity) -> list[dict[str, Any]]:
-    """`label` against `against`, which is a label too; in older records both are methods."""
+    """The label `label` against the label `against`."""
     found = []
     for pair in record.get("pairs", []):
-        series = identity.series(pair, pair.get("label") or pair["method"])
-        rival = identity.series({**pair, "method": pair["against"]}, pair["against"])
+        series, rival = (identity.series({**pair, "method": name}, name) for name in (pair["label"], pair["against"]))
         ids = {"series_id": series["series_id"], "rival_id": rival["series_id"], "run_id": record["run_id"]}
         found.append({name: pair.get(name) for name in PAIR} | ids)
     return found

@@ -62,7 +62,7 @@ class TaskConfig(Struct):
 
 class MethodConfig(Struct):
     name: Name
-    label: Name = ""
+    label: Name
     rows: Name = "both"
 
 
@@ -97,7 +97,7 @@ class Row(Place, kw_only=True):
     lds: Correlation
     ci_low: Correlation
     ci_high: Correlation
-    label: Name = ""
+    label: Name
     settings: Words | None = None
     lds_across_queries: Correlation = None
     ceiling: Correlation = None
@@ -136,13 +136,12 @@ class CeilingRow(Place, kw_only=True):
 
 
 class PairRow(Place, kw_only=True):
+    label: Name
     against: Name
     normalised: bool
     difference: Difference
     ci_low: Difference
     ci_high: Difference
-    method: Name = ""
-    label: Name = ""
     p_value: Share | None = None
     difference_within_groups: Difference = None
     within_groups_low: Difference = None
@@ -275,7 +274,6 @@ class RecordedMethod(Struct):
 
 
 class RecordedRow(Row, kw_only=True):
-    label: Name
     origin: Name
     lds_across_queries: Correlation
 
@@ -316,13 +314,13 @@ class Swept(Struct, kw_only=True):
     protocol: Name
     alpha: Any
     run_id: Id
-    split: Name = ""
-    seed: Count = 0
-    description: Words | None = None
-    num_subsets: Count = 0
-    replicates: Count = 0
+    split: Name
+    seed: Count
+    description: Words
+    num_subsets: Count
+    replicates: Count
+    num_queries: Count
     replicated_subsets: Count | None = None
-    num_queries: Count | None = None
 
 
 class SweepCell(Struct):
@@ -341,23 +339,24 @@ class SweepRecord(Swept, kw_only=True):
     method: Name
     axes: dict[str, Annotated[list[Any], Meta(min_length=1, max_length=1000)]]
     cells: list[SweepCell]
+    options: Table
 
 
 class BudgetPoint(Struct):
     value: Annotated[float, Meta(ge=0, le=1e15)]
     seconds: Seconds | None
     lds: Correlation
-    ci_low: Correlation = None
-    ci_high: Correlation = None
+    ci_low: Correlation
+    ci_high: Correlation
 
 
-class BudgetCurve(Struct, kw_only=True):
+class BudgetCurve(Struct):
     method: Name
+    label: Name
     axis: Name
+    normalised: bool
+    options: Table
     points: Annotated[list[BudgetPoint], Meta(min_length=1)]
-    label: Name = ""
-    normalised: bool = False
-    options: Table = {}
 
 
 class BudgetRecord(Swept, kw_only=True):
@@ -367,36 +366,27 @@ class BudgetRecord(Swept, kw_only=True):
     curves: Annotated[list[BudgetCurve], Meta(min_length=1)]
 
 
-class SpeedRow(Struct, kw_only=True):
+class SpeedRow(Struct):
     method: Name
+    label: Name
+    settings: Words
     seconds: Seconds
     fit_seconds: Seconds
     score_seconds: Seconds
-    label: Name = ""
-    settings: Words | None = None
-    peak_memory_bytes: Amount = None
-    agrees: Correlation = None
-    all_seconds: Annotated[list[Seconds], Meta(min_length=1, max_length=1000)] = []
-    num_train: Count = 0
-    num_queries: Count = 0
-
-
-class SpeedQuestion(Struct, frozen=True):
-    alpha_attribution: Share = 1.0
-
-
-class SpeedPeak(Struct, frozen=True):
-    device: Name = ""
+    all_seconds: Annotated[list[Seconds], Meta(min_length=1, max_length=1000)]
+    peak_memory_bytes: Amount
+    agrees: Correlation
+    num_train: Count
+    num_queries: Count
 
 
 class SpeedRecord(Struct, kw_only=True):
     """speed.json"""
 
     rows: Annotated[list[SpeedRow], Meta(min_length=1, max_length=1000)]
-    description: Words | None = None
-    question: SpeedQuestion = SpeedQuestion()
-    device: Name = ""
-    peak: SpeedPeak = SpeedPeak()
+    description: Words
+    question: Table
+    device: Name
 
 
 # ---- examples and tokens ----
@@ -409,12 +399,11 @@ class ExamplesRecord(Struct, kw_only=True):
     description: Words
     seed: Count
     scores: Name
-    task: Name = ""
-    methods: Annotated[list[Name], Meta(max_length=20)] = []
-    alpha_attribution: Share = 1.0
-    protocol: Name = ""
-    settings: dict[str, Words] = {}
-    rule: Words = ""
+    task: Name
+    protocol: Name
+    methods: Annotated[list[Name], Meta(min_length=1, max_length=20)]
+    settings: dict[str, Words]
+    rule: Words
 
 
 class ExampleTile(Struct):
@@ -434,7 +423,7 @@ class ExampleQuery(Struct):
     label: Name
     image: Count
     methods: dict[str, ExampleSides]
-    chosen: Name = ""
+    chosen: Name
 
 
 class ExampleAgreement(Struct):
@@ -452,11 +441,11 @@ class ImagesRecord(ExamplesRecord, kw_only=True):
 
     sprite: Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9._-]{0,90}\.png")]
     tile: Annotated[list[Annotated[int, Meta(ge=1, le=512)]], Meta(min_length=2, max_length=2)]
-    methods: Annotated[list[Name], Meta(min_length=1, max_length=20)]
     queries: Annotated[list[ExampleQuery], Meta(min_length=1, max_length=1000)]
-    num_train: Count = 0
-    num_queries: Count = 0
-    agreement: Annotated[list[ExampleAgreement], Meta(max_length=10_000)] = []
+    alpha_attribution: Share
+    num_train: Count
+    num_queries: Count
+    agreement: Annotated[list[ExampleAgreement], Meta(max_length=10_000)]
 
 
 Tokens = Annotated[list[Annotated[str, Meta(max_length=1000)]], Meta(min_length=1, max_length=5000)]
@@ -482,7 +471,7 @@ class TokensRecord(ExamplesRecord, kw_only=True):
     """examples.json of tokens"""
 
     pairs: list[TokenPair]
-    num_draws: Count = 0
+    num_draws: Count
 
 
 # ---- the index of figures ----

@@ -139,6 +139,24 @@ class RunRows:
     tracebacks: dict[str, str] = field(default_factory=dict)  # label -> of what failed
 
 
+MEASURED = (
+    "lds", "ci_low", "ci_high", "spread", "lds_across_queries", "fit_seconds", "score_seconds", "peak_memory_bytes",
+)  # fmt: skip
+
+
+def recorded_text(record: Mapping[str, Any], version: str = "", wide: bool = False) -> str:
+    """The tables of a run.json, as the run printed them: a number that it has no value for is NaN again."""
+
+    def with_nan(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+        return [{**row, **{name: math.nan for name in names if row.get(name) is None}} for row in rows]
+
+    out = RunRows(
+        with_nan(record["rows"], MEASURED), with_nan(record["pairs"], ("difference", "ci_low", "ci_high", "p_value")),
+        with_nan(record["ceilings"], ("ceiling",)), record["diagnostics"],
+    )  # fmt: skip
+    return show(out, record.get("description") or "", record["rows"][0]["protocol"], version, wide)
+
+
 def show(out: RunRows, description: str, protocol: str, version: str = "", wide: bool = False) -> str:
     """The tables; the words above each say what they are of: the task's version where it is known."""
     import pandas as pd
@@ -354,14 +372,10 @@ def lds_table(group: pd.DataFrame, ceilings: Sequence[dict[str, Any]], wide: boo
 
 
 def pairs_worth_showing(pairs: list[dict[str, Any]], alpha: float, alpha_attribution: float) -> list[dict[str, Any]]:
-    return [
-        pair
-        for pair in pairs
-        if pair["alpha"] == alpha
-        and pair["alpha_attribution"] == alpha_attribution
-        and "random" not in (pair["label"], pair["against"])
-        and math.isfinite(pair["difference"])
-    ]
+    place = (alpha, alpha_attribution)
+    here = [pair for pair in pairs if (pair["alpha"], pair["alpha_attribution"]) == place]
+    here = [pair for pair in here if "random" not in (pair["label"], pair["against"])]
+    return [pair for pair in here if math.isfinite(pair["difference"])]
 
 
 def pairs_text(pairs: list[dict[str, Any]], alpha: float, alpha_attribution: float) -> str:

@@ -522,10 +522,8 @@ def implementations(evidence: Evidence, claim: Claim) -> Judged:
 # ---- rules about settings, draws and pictures ----
 
 
-def kind_of(swept: Mapping[str, Any], method: str, options: Mapping[str, Any] | None, varied: Sequence[str]) -> str:
-    """Whose settings a curve or a sweep over `varied` has, and whose protocol; without settings nobody knows."""
-    if not options:
-        return SHOWN
+def kind_of(swept: Mapping[str, Any], method: str, options: Mapping[str, Any], varied: Sequence[str]) -> str:
+    """Whose settings a curve or a sweep over `varied` has, and whose protocol."""
     given = GIVEN_TRAK if method == "trak" else GIVEN_SETTINGS.get((swept["task"], "bif-paper"), {})
     return SHOWN if departs(options, given, varied) else SCRATCH if swept["protocol"] == "scratch" else AS_PAPER
 
@@ -543,7 +541,7 @@ def sweep(evidence: Evidence, claim: Claim) -> Judged:
         if claim.get("converged"):  # of the loss trace, by R-hat of its mean
             cells = [cell for cell in cells if (cell.get("rhat") or math.inf) <= RHAT_LIMIT]
         reach = max((c["ci_high"] - c["lds"] for c in cells if c.get("ci_high") is not None), default=0.0)
-        kind = kind_of(record, "bif", record.get("options"), list(record["axes"]))
+        kind = kind_of(record, "bif", record["options"], list(record["axes"]))
         for column, scores in (("lds", "raw"), ("lds_normalised", "train-normalised")):
             values = [cell[column] for cell in cells if cell.get(column) is not None]
             if len(values) < 3 or max(values) <= 0:
@@ -571,12 +569,10 @@ def curve(evidence: Evidence, claim: Claim) -> Judged:
                 continue
             points = sorted((point for point in one["points"] if point["lds"] is not None), key=lambda p: p["value"])
             few = [point for point in points if point["value"] <= USUAL_DRAWS]
-            if not few or len(points) < 2 or few[-1].get("ci_low") is None:
+            if not few or len(points) < 2 or few[-1]["ci_low"] is None:
                 continue
             first, last = (few[-1] if claim["axis"] == "draws" else points[0]), points[-1]
-            low, high = (
-                (point["lds"], point.get("ci_low", math.nan), point.get("ci_high", math.nan)) for point in (first, last)
-            )
+            low, high = ((point["lds"], point["ci_low"], point["ci_high"]) for point in (first, last))
             if claim["axis"] == "draws":
                 text = f"LDS {low[0]:.3f} at {first['value']:,.0f} draws, {high[0]:.3f} at {last['value']:,.0f}"
                 cell = Cell("draws", text, decided(low[1], low[2], 0.0), low[0])
@@ -584,8 +580,8 @@ def curve(evidence: Evidence, claim: Claim) -> Judged:
                 gap = compare.difference([high], [low])
                 text = f"LDS {low[0]:.3f} with {first['value']:.0f}, {high[0]:.3f} with {last['value']:.0f}"
                 cell = Cell("checkpoints", text, by_lead(gap), gap.mean)
-            kind = kind_of(budget, one["method"], one.get("options"), (one["axis"],))
-            scores = "train-normalised" if one.get("normalised") else "raw"
+            kind = kind_of(budget, one["method"], one["options"], (one["axis"],))
+            scores = "train-normalised" if one["normalised"] else "raw"
             words = (f"{budget['protocol']}, alpha {budget['alpha']}", one["method"], METRICS["lds"], scores)
             found.append(Interpretation(words, [cell], counted(kind, found, scores == "raw"), (name,)))
     return Judged(claim, found)
@@ -655,13 +651,13 @@ def times_faster(evidence: Evidence, claim: Claim) -> Judged:
     """BIF's seconds over EK-FAC's, timed in one run. The claim is about the paper's sampler; ours is shown."""
     found, shown = [], ""
     for name, record in evidence.files("speed.json", schema.SpeedRecord):
-        rows = {row.get("label") or row["method"]: row for row in record["rows"]}
+        rows = {row["label"]: row for row in record["rows"]}
         ekfac = rows.get("ekfac-library") or rows.get("ekfac")
-        about = json.dumps(record.get("question") or record.get("description") or "")
+        about = json.dumps(record["question"])
         for label, bif in rows.items():
             if ekfac is None or evidence.vision not in about or not bif["method"].startswith("bif"):
                 continue
-            all_bif, all_ekfac = (row.get("all_seconds") or [row["seconds"]] for row in (bif, ekfac))
+            all_bif, all_ekfac = (row["all_seconds"] for row in (bif, ekfac))
             ratio = bif["seconds"] / ekfac["seconds"]
             low, high = min(all_bif) / max(all_ekfac), max(all_bif) / min(all_ekfac)
             outcome = decided(low, high, claim["factor"] / FACTOR, claim["factor"] * FACTOR)

@@ -23,7 +23,6 @@ from typing import Any
 import pandas as pd
 
 from bench.identity import Identity, canonical, model_words, short_digest
-from bench.metrics import PooledCeiling
 from bench.publish import compare
 from bench.records import (
     ANSWERS_FILE,
@@ -45,7 +44,6 @@ from retrain.safe_files import write_whole
 WITHIN = "lds within groups"
 LDS = (WITHIN, "lds")
 END_AT_ONE = ("lds", "AUC", "precision", "Spearman")  # words in the names of such metrics
-ROW_CHOICES = ("task", "protocol", "metric", "scores", "alpha")
 MOST_COLUMNS = 5  # of questions in one table, so that it fits a page beside method, seconds and memory
 DIGEST = re.compile(r" \([0-9a-f]{6}\)$")  # which tells a truth from one of the same size
 LARGE = 100.0  # from here on three digits behind the point say nothing
@@ -117,8 +115,8 @@ class LeaderboardRow(Place):
         return len(self.seeds)
 
 
-# place, series, seed, value with its interval, and what is told of it: method, settings, seconds, run ...
-_Entry = tuple[Place, str, int, compare.Measured, dict[str, Any]]
+# place, series, seed, value with its interval ("measured"), and what is told of it: method, settings, seconds, run ...
+Entry = dict[str, Any]
 
 
 def rows(results: Path | str | Results) -> list[LeaderboardRow]:
@@ -128,9 +126,9 @@ def rows(results: Path | str | Results) -> list[LeaderboardRow]:
     inside = replace(inside, rows=inside.rows[inside.rows["scheme"] != "balanced"])
     parts = [_of_lds(found, "lds"), _of_lds(inside, WITHIN), _of_answers(found)]
     pairs = {key: pair for _, own in parts for key, pair in own.items()}
-    by_place: dict[Place, dict[str, dict[int, _Entry]]] = {}
+    by_place: dict[Place, dict[str, dict[int, Entry]]] = {}
     for entry in [entry for entries, _ in parts for entry in entries]:
-        by_place.setdefault(entry[0], {}).setdefault(entry[1], {})[entry[2]] = entry
+        by_place.setdefault(entry["place"], {}).setdefault(entry["series"], {})[entry["seed"]] = entry
     made: list[LeaderboardRow] = []
     for place, by_series in by_place.items():
         # Seeds have ground truths of their own: whoever lacks one is compared where the others are without it, too.
@@ -151,13 +149,13 @@ def _order(row: LeaderboardRow) -> tuple[Any, ...]:
 
 
 def _column(
-    place: Place, seeds: tuple[int, ...], here: Mapping[str, list[_Entry]], pairs: compare.Pairs, results: Results
+    place: Place, seeds: tuple[int, ...], here: Mapping[str, list[Entry]], pairs: compare.Pairs, results: Results
 ) -> list[LeaderboardRow]:
     """The methods that were measured with these seeds, with their ranks."""
-    measured = {name: [entry[3] for entry in entries] for name, entries in here.items()}
+    measured = {name: [entry["measured"] for entry in entries] for name, entries in here.items()}
     spans = {name: compare.over_seeds(values) for name, values in measured.items()}
     known = [name for name in here if math.isfinite(spans[name].mean)]
-    higher = bool(next(iter(here.values()))[0][4]["higher"])
+    higher = bool(next(iter(here.values()))[0]["higher"])
     negligible = compare.NEGLIGIBLE if any(word in place.metric for word in END_AT_ONE) else 0.0
 
     def is_ahead(one: str, other: str) -> bool:
@@ -170,19 +168,26 @@ def _column(
     words = [place.task, place.protocol, place.metric, *([] if place.at is None else [f"{place.at:.4g}"]), place.scores]
     words += [] if place.alpha is None else [f"alpha {place.alpha:g}"]
     words += [f"alpha_attribution {place.alpha_attribution:g}", f"seeds {' '.join(map(str, seeds))}", identity]
-    made, ceiling = [], _ceiling(place, seeds, results)
+    rows = results.rows  # of LDS alone is a ceiling known
+    ceiling = ceiling_over_seeds(
+        rows[
+            (rows["ground"] == place.ground_id) & (rows["truth"] == place.truth_id) & (rows["alpha"] == place.alpha)
+            & (rows["alpha_attribution"] == place.alpha_attribution) & rows["seed"].isin(seeds)
+        ]
+    )  # fmt: skip
+    made = []
     for name, entries in here.items():
-        told = pd.DataFrame([entry[4] for entry in entries])
+        told = pd.DataFrame(entries)
         first = told.iloc[0]
         devices = sorted(set(told["device"].astype(str)))
-        others = [other for other in known if other != name and name in known]
+        best = 1 + sum(ahead.get((other, name), False) for other in known)
+        worst = len(known) - sum(ahead.get((name, other), False) for other in known)
         made.append(
             LeaderboardRow(
                 **vars(place), column="; ".join(words), method=first["method"], label=first["label"],
                 reference=first["reference"], models=int(first["models"]), settings=first["settings"] or "",
                 value=spans[name].mean, low=spans[name].low, high=spans[name].high, higher_is_better=higher,
-                rank_best=(name in known) * (1 + sum(ahead[other, name] for other in others)),
-                rank_worst=(name in known) * (len(known) - sum(ahead[name, other] for other in others)),
+                rank_best=best if name in known else 0, rank_worst=worst if name in known else 0,
                 num_ranked=len(known), ceiling=ceiling.ceiling, ceiling_touches_zero=ceiling.touches_zero,
                 # Seconds of different machines are not averaged.
                 seconds=float(told["seconds"].astype(float).median()) if len(devices) == 1 else math.nan,
@@ -195,22 +200,11 @@ def _column(
     return made
 
 
-def _ceiling(place: Place, seeds: Sequence[int], results: Results) -> PooledCeiling:
-    """Of LDS alone; unknown of other metrics."""
-    frame = results.rows
-    return ceiling_over_seeds(
-        frame[
-            (frame["ground"] == place.ground_id) & (frame["truth"] == place.truth_id) & (frame["alpha"] == place.alpha)
-            & (frame["alpha_attribution"] == place.alpha_attribution) & frame["seed"].isin(seeds)
-        ]
-    )  # fmt: skip
-
-
 # ---- what the records hold ----
 
 
-def _of_lds(results: Results, metric: str) -> tuple[list[_Entry], compare.Pairs]:
-    entries, places = list[_Entry](), dict[tuple[Any, ...], Place]()
+def _of_lds(results: Results, metric: str) -> tuple[list[Entry], compare.Pairs]:
+    entries, places = list[Entry](), dict[tuple[Any, ...], Place]()
     # Tuned apart for raw and for normalised scores, a method runs twice, and the first time it may warm the machine up:
     # seconds and memory of both are those of the faster.
     runs, costs = ["run_id", "label", "alpha", "alpha_attribution", "seed"], ["seconds", "peak_memory_bytes"]
@@ -223,19 +217,20 @@ def _of_lds(results: Results, metric: str) -> tuple[list[_Entry], compare.Pairs]
             alpha_attribution=float(row["alpha_attribution"]),
         )  # fmt: skip
         places[tuple(row[name] for name in compare.PLACE)] = place
-        names = ("method", "label", "settings", "reference", "models", "seconds", "device", "run_id")
-        told = {name: row[name] for name in names} | {"memory": row["peak_memory_bytes"], "higher": True}
-        told["note"] = row["note"] if isinstance(row["note"], str) else ""
-        measured = (float(row["lds"]), float(row["ci_low"]), float(row["ci_high"]))
-        entries.append((place, row["series"], int(row["seed"]), measured, told))
+        names = ("series", "method", "label", "settings", "reference", "models", "seconds", "device", "run_id")
+        entries.append(
+            {name: row[name] for name in names}
+            | {"place": place, "seed": int(row["seed"]), "measured": _measured(row, "lds"), "higher": True}
+            | {"memory": row["peak_memory_bytes"], "note": row["note"] if isinstance(row["note"], str) else ""}
+        )
     size = len(compare.PLACE)
     known = {key: pair for key, pair in compare.pairs_of(results.pairs).items() if key[:size] in places}
     return entries, {(places[key[:size]], *key[size:]): pair for key, pair in known.items()}
 
 
-def _of_answers(results: Results) -> tuple[list[_Entry], compare.Pairs]:
+def _of_answers(results: Results) -> tuple[list[Entry], compare.Pairs]:
     """Of the questions beside LDS; where two records measured the same, the later one counts."""
-    found: dict[tuple[Place, str, int], _Entry] = {}
+    found: dict[tuple[Place, str, int], Entry] = {}
     pairs: dict[tuple[Any, ...], compare.Measured] = {}
     records = [
         {**record, "finished": max(str(record.get("finished", "")), last_made(path))}
@@ -259,14 +254,14 @@ def _of_answers(results: Results) -> tuple[list[_Entry], compare.Pairs]:
             if row.get("ranked") is False or not results.shows(row["method"], row["label"]):
                 continue
             series = identity.series(row, row["label"])
-            seconds = [row.get(name) for name in ("fit_seconds", "score_seconds")]
-            told = {name: series[name] for name in ("method", "settings", "reference", "models")} | {
+            place, name, seed = place_of(row), series["series_id"], int(row["seed"])
+            seconds = [row.get(part) for part in ("fit_seconds", "score_seconds")]
+            found[place, name, seed] = {key: series[key] for key in ("method", "settings", "reference", "models")} | {
+                "place": place, "series": name, "seed": seed, "measured": _measured(row, "value"),
                 "label": row["label"], "seconds": None if None in seconds else sum(map(float, seconds)),
                 "device": record["device"], "note": row.get("note") or "", "run_id": record["run_id"],
                 "memory": row.get("peak_memory_bytes"), "higher": row["higher"],
             }  # fmt: skip
-            key = (place_of(row), series["series_id"], int(row["seed"]))
-            found[key] = (*key, _measured(row, "value"), told)
         for pair in record["pairs"]:
             both = (pair["label"], pair["against"])
             names = [identity.series({**pair, "method": label}, label)["series_id"] for label in both]
@@ -290,23 +285,6 @@ class Board:
     header: list[str]
     lines: list[list[str]]
     caption: str
-
-
-def rows_with(found: Sequence[LeaderboardRow], **choices: Sequence[str]) -> list[LeaderboardRow]:
-    """The rows with these values; none for one of them is refused with what there is."""
-    kept = list(found)
-    for name, values in choices.items():
-        if values:
-            texts = {_text(value) for row in kept if (value := getattr(row, name)) is not None}
-            if unknown := sorted(set(values) - texts):
-                there = ", ".join(sorted(texts)) or "nothing"
-                raise UsageError(f"the leaderboard has no row with {name} {unknown[0]}; there is {there}")
-            kept = [row for row in kept if _text(getattr(row, name)) in values]
-    return kept
-
-
-def _text(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def boards(found: Sequence[LeaderboardRow], wide: bool = False) -> list[Board]:
@@ -410,27 +388,24 @@ def _names(group: Sequence[LeaderboardRow]) -> Names:
 
 def _settings(cells: Iterable[LeaderboardRow]) -> str:
     texts = list(dict.fromkeys((row.scores, row.settings or "defaults") for row in cells))
-    if len({text for _, text in texts}) == 1:
-        return texts[0][1]
-    return "; ".join(f"{scores}: {text}" for scores, text in texts)
-
-
-def _head(row: LeaderboardRow) -> str:
-    if row.metric in LDS:
-        return f"{'LDS' if row.metric == 'lds' else 'within class'}, alpha {row.alpha:g}, {row.scores}"
-    if row.at is None:
-        return row.metric
-    # Of subsets it is how much they keep; else how much is removed, or looked at.
-    return f"{row.metric}, alpha {row.at:g}" if "calibration" in row.metric else f"{row.metric} {100 * row.at:.3g} %"
+    alike = len({text for _, text in texts}) == 1
+    return texts[0][1] if alike else "; ".join(f"{scores}: {text}" for scores, text in texts)
 
 
 def _heads(columns: Sequence[LeaderboardRow]) -> list[str]:
     """Columns with one head say their scores, seeds and truth as well, as far as that tells them apart."""
-    found = [_head(row) for row in columns]
+    found = []
+    for row in columns:
+        if row.metric in LDS:
+            found.append(f"{'LDS' if row.metric == 'lds' else 'within class'}, alpha {row.alpha:g}, {row.scores}")
+        elif row.at is None:
+            found.append(row.metric)
+        else:  # of subsets it is how much they keep; else how much is removed, or looked at
+            amount = f", alpha {row.at:g}" if "calibration" in row.metric else f" {100 * row.at:.3g} %"
+            found.append(row.metric + amount)
     for extra in (lambda row: row.scores, _seeds, lambda row: row.truth, lambda row: row.ground):
         for head in {head for head in found if found.count(head) > 1}:
-            alike = [k for k, other in enumerate(found) if other == head]
-            texts = {k: extra(columns[k]) for k in alike}
+            texts = {k: extra(columns[k]) for k, other in enumerate(found) if other == head}
             if len(set(texts.values())) > 1:
                 for k, text in texts.items():
                     found[k] = f"{head}, {text}"
@@ -453,21 +428,16 @@ def _cell(row: LeaderboardRow | None, wide: bool) -> str:
     return f"{value}{ends} ({row.rank})"
 
 
-def _noise(group: Sequence[LeaderboardRow]) -> str:
-    """Where little is known of the truth itself; LDS alone has a ceiling, and always an alpha."""
-    alphas = sorted({row.alpha for row in group if row.ceiling_touches_zero and row.alpha is not None})
-    where = ", ".join(f"{alpha:g}" for alpha in alphas)
-    return f"At alpha {where} the noise ceiling's interval touches 0: ranks there tell little. " if alphas else ""
-
-
 def _caption(group: Sequence[LeaderboardRow]) -> str:
     truths = list(dict.fromkeys(f"{row.truth}, {_seeds(row)}" for row in group))
     intervals = list(dict.fromkeys(compare.interval_words(row.num_seeds) for row in group))
+    alphas = sorted({row.alpha for row in group if row.ceiling_touches_zero and row.alpha is not None})
+    where = ", ".join(f"{alpha:g}" for alpha in alphas)
+    noise = f"At alpha {where} the noise ceiling's interval touches 0: ranks there tell little. " if alphas else ""
     devices = sorted({row.device for row in group})
     runs = sorted({run for row in group for run in row.record})
-    ranks = f"In brackets the rank, a range where paired differences leave a tie ({'; '.join(intervals)})."
     return (
-        f"{ranks} {_noise(group)}"
+        f"In brackets the rank, a range where paired differences leave a tie ({'; '.join(intervals)}). {noise}"
         f"{'; '.join(truths)}. Seconds on {', '.join(devices)}: fit and scores, median over seeds, of the first "
         "column of LDS that has the method, here or else of the task: the faster of its raw and normalised runs, and "
         f"memory of the same. Runs: {', '.join(runs)}."
@@ -479,8 +449,7 @@ def _caption(group: Sequence[LeaderboardRow]) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--results", default="results", help="folder with the records (default: results)")
-    for name in ROW_CHOICES:
-        parser.add_argument(f"--{name}", nargs="+", default=[], help=f"only rows with this {name}")
+    parser.add_argument("--task", nargs="+", default=[], help="only these tasks")
     parser.add_argument("--wide", action="store_true", help="intervals, settings and records as well")
     parser.add_argument("--out", metavar="FILE", help="write every row as a tidy table")
 
@@ -495,7 +464,11 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"tda-bench publish leaderboard: {problem}", file=sys.stderr)
     if results.problems and not ranked:
         return 1
-    found = rows_with(ranked, **{name: getattr(arguments, name) for name in ROW_CHOICES})
+    tasks = {row.task for row in ranked}
+    if unknown := sorted(set(arguments.task) - tasks):
+        there = ", ".join(sorted(tasks)) or "nothing"
+        raise UsageError(f"the leaderboard has no row of the task {unknown[0]}; there is {there}")
+    found = [row for row in ranked if row.task in (arguments.task or tasks)]
     if not found:
         folder = results.folder
         raise UsageError(f"{folder} holds no rows; run `tda-bench lds --alpha 0.1 --out {folder}` first")

@@ -5,23 +5,33 @@
 
 There is one marker, a comment, which no renderer shows. It stands before what it is about, and `end` closes it:
 
-    <!-- value RECORD#PATH FORMAT -->0.512<!-- end -->            (bench/publish/values.py says how a value is named)
+    <!-- value RECORD#PATH FORMAT -->0.512<!-- end -->
     <!-- table KIND ARGUMENTS -->
     <!-- end -->
 
-Marks inside code stay as they are. The kinds of tables:
+Marks inside code stay as they are. A value is named by its place:
 
-    lds FOLDER [task=...] [protocol=...] [alpha_attribution=...] [labels=a,b] [scores=raw|normalised|both]
-               [metric=lds_within_groups|lds_across_queries]
+    RECORD      a file or folder, from the repository's root. A folder is the `rows` and `pairs` of every run below it,
+                as `bench.records` reads them, pairs both ways round; any other file is JSON
+    PATH        names with dots between; [field=value,...] keeps the items of a list that have these values, [0] takes
+                one by its number. Quotes around a value with a comma: [label="bif@draws=20,gamma=1e4"]
+    mean:PATH   over all items that are left: mean, median, min, max. A mean or median is over seeds: items that differ
+                in method, settings or question are refused
+    PATH / PATH of two numbers of one record
+    FORMAT      Python's (.3f, +.3f, .0%, ,.0f), or duration
+
+The kinds of tables:
+
+    lds FOLDER [labels=a,b] [scores=raw|normalised|both] [metric=lds_within_groups|lds_across_queries]
                                                 a row a method, a column an alpha, mean over seeds; the ceiling last
     outputs FOLDER                              LDS / within class by loss, margin and probability, of raw scores
-    printed RUN.json [scores=raw]               the first table that the run printed, as it was printed
+    printed RUN.json                            the first table that the run printed, of raw scores, as it was printed
     speed FILE [reference=LABEL]                seconds, ratio to the reference, how alike the scores are
-    answers ANSWERS.json [metric=...] [scores=raw|normalised] [settings=yes]
-                                                a question beside LDS: a row a label, a column an amount
+    answers ANSWERS.json [metric=...] [settings=yes]
+                                                a question beside LDS: a row a label, a column an amount, raw scores
     methods, tasks                              every plug-in of the suite, with paper and command
     scaling FILE.csv                            who is cheaper, BIF or EK-FAC
-    leaderboard FOLDER [task=a,b] [protocol=...] [metric=...] [scores=...]    every method's rank in every column
+    leaderboard FOLDER                          every method's rank in every column
 
 Settings, questions or machines are never mixed: a choice that leaves several is refused, with what sets them apart.
 """
@@ -30,39 +40,61 @@ import argparse
 import math
 import re
 import shlex
+import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+import bench.schema as schema
 from bench.identity import model_words
-from bench.publish.leaderboard import boards, rows, rows_with
-from bench.publish.values import Records, equals, value_text
+from bench.metrics import mean_and_standard_error
+from bench.publish.leaderboard import boards, rows
 from bench.records import (
     MANY_SEEDS,
     WITHIN,
+    Results,
     amount_asked,
     bars_of,
     ceiling_over_seeds,
     linear_ceiling_over_seeds,
+    load_results,
     over_seeds,
+    read_record,
     version_told,
     within_groups,
+    without_nan,
 )
 from bench.scaling.estimate import RIVALS, by_device
 from bench.scaling.report import verdict_text
 from bench.scaling.rows import read_rows
-from bench.tables import RunRows, bytes_text, interval, markdown_table, number, show
+from bench.tables import bytes_text, duration, interval, markdown_table, number, recorded_text
 from retrain.errors import UsageError
 from retrain.outputs import LOSS, OUTPUTS
 from retrain.safe_files import SafeFileError, read_text, write_whole
 
-CHOICES = ("task", "protocol", "alpha_attribution", "ground", "truth", "device", "scheme", "reference", "models")
 SCORE_KINDS = {"raw": (False,), "normalised": (True,), "both": (False, True)}
 METRICS = ("lds", WITHIN["lds"], "lds_across_queries")
+SCHEMAS: dict[str, Any] = {
+    "run.json": schema.RunRecord, "sweep.json": schema.SweepRecord, "budget.json": schema.BudgetRecord,
+    "speed.json": schema.SpeedRecord,
+}  # fmt: skip
+OVER_SEEDS: dict[str, Callable[[list[float]], float]] = {
+    "mean": lambda values: mean_and_standard_error(values)[0], "median": statistics.median,
+}  # fmt: skip
+FUNCTIONS: dict[str, Callable[[list[float]], float]] = {**OVER_SEEDS, "min": min, "max": max}
+# Two rows that differ in one of these are no two seeds of one experiment.
+ONE_EXPERIMENT = (
+    "task", "protocol", "ground", "method", "label", "reference", "models", "settings", "normalised", "alpha",
+    "alpha_attribution", "against", "num_subsets", "num_replicates", "num_queries", "device", "model", "queries",
+    "fit_examples",
+)  # fmt: skip
+_STEP = re.compile(r"([A-Za-z0-9_-]+)((?:\[[^\]]*\])*)")
+_CONDITION = re.compile(r'(\s*([A-Za-z0-9_]+)=("[^"]*"|[^,"]*)\s*(?:,|$))')
+_NUMBER_FORMAT = re.compile(r"\+?,?\.\d[f%]")
 Options = Mapping[str, str]
 
 
@@ -146,6 +178,182 @@ def _difference(stands: str, wanted: str) -> str:
     return "blank lines around it differ"
 
 
+# ---- values ----
+
+
+class Records:
+    """Result files under one root, each read once."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        self._results: dict[str, Results] = {}
+        self._files: dict[str, Any] = {}
+
+    def place(self, record: str) -> Path:
+        path = self.root / record
+        if Path(record).is_absolute() or ".." in Path(record).parts:
+            raise UsageError(f"{record} leaves the repository; give a path from its root")
+        if not path.exists():
+            raise UsageError(f"{record} is not there")
+        return path
+
+    def results(self, folder: str) -> Results:
+        if folder not in self._results:
+            found = load_results(self.place(folder))
+            if found.problems:
+                raise UsageError(found.problems[0])
+            self._results[folder] = found
+        return self._results[folder]
+
+    def read(self, record: str) -> Any:
+        """The content of a file; of a folder its rows and pairs."""
+        if record not in self._files:
+            path = self.place(record)
+            try:
+                if path.is_dir():
+                    found = self.results(record)
+                    rows, pairs = without_nan(found.rows.to_dict("records")), both_ways(found.records.values())
+                    self._files[record] = {"rows": rows, "pairs": pairs}
+                else:
+                    self._files[record] = read_record(path, SCHEMAS.get(path.name, Any))
+            except SafeFileError as error:
+                raise UsageError(str(error)) from None
+        return self._files[record]
+
+
+def both_ways(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Paired differences by their labels, each also the other way round: which stands first is chance."""
+    found = []
+    for record in records:
+        for pair in record.get("pairs", []):
+            found.append({**pair, "run_id": record["run_id"]})
+            ends = [pair[name] for name in ("difference", "ci_high", "ci_low")]
+            turned = zip(("difference", "ci_low", "ci_high"), (None if end is None else -end for end in ends))
+            found.append({**found[-1], **dict(turned), "label": pair["against"], "against": pair["label"]})
+    return found
+
+
+def value_text(records: Records, words: str) -> str:
+    """What stands between `<!-- value WORDS -->` and its end."""
+    reference, _, form = words.strip().rpartition(" ")
+    record, sign, expression = reference.strip().partition("#")
+    if not sign or not form:
+        raise UsageError(f'"{words}" names no value; expected RECORD#PATH FORMAT')
+    return formatted(evaluate(records.read(record), expression.strip()), form)
+
+
+def evaluate(record: Any, expression: str) -> Any:
+    """PATH, or two of them with / between."""
+    first, between, second = expression.partition(" / ")
+    if not between:
+        return value_at(record, expression)
+    one, other = (number_of(value_at(record, path.strip()), path.strip()) for path in (first, second))
+    if other == 0:
+        raise UsageError(f"{second.strip()} is 0; nothing is divided by it")
+    return one / other
+
+
+def number_of(value: Any, where: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"{where} is {value!r}; expected a number") from None
+
+
+def value_at(record: Any, path: str) -> Any:
+    function, colon, rest = path.partition(":")
+    if not colon or function not in FUNCTIONS:
+        function, rest = "", path
+    found, items = follow(record, rest)
+    kept = [item for item in items if isinstance(item, Mapping)]
+    values = {name: sorted({str(item.get(name)) for item in kept}) for name in (*ONE_EXPERIMENT, "seed")}
+    apart = {name: several for name, several in values.items() if len(several) > 1}
+    if not function:
+        if len(found) == 1:
+            return found[0]
+        told = ", ".join(f"{name} ({len(several)})" for name, several in apart.items())
+        raise UsageError(f"{path} fits {len(found)} items; they differ in {told or 'nothing that is named'}")
+    if not found:
+        raise UsageError(f"{rest} fits nothing")
+    if function in OVER_SEEDS:
+        if other := [f"{name} {_several(apart[name])}" for name in apart if name in ONE_EXPERIMENT]:
+            raise UsageError(f"{path} is over items with {'; '.join(other)}; expected the seeds of one experiment")
+        seeds = [item.get("seed") for item in kept]
+        if len(set(seeds)) < len(seeds) and None not in seeds:
+            raise UsageError(f"{path} has a seed twice")
+    return FUNCTIONS[function]([number_of(value, rest) for value in found])
+
+
+def follow(record: Any, path: str) -> tuple[list[Any], list[Any]]:
+    """What is at a path, and the items of lists that were kept on the way there."""
+    found, items, rest = [record], [], path
+    while rest:
+        step = _STEP.match(rest)
+        if step is None or (rest[step.end() :] and not rest[step.end() :].startswith(".")):
+            raise UsageError(f'"{rest}" is no step of a path; expected name, name[field=value,...] or name[0]')
+        name = step[1]
+        for one in found:
+            if not isinstance(one, Mapping) or name not in one:
+                known = ", ".join(map(str, one)) if isinstance(one, Mapping) else f"a {type(one).__name__}"
+                raise UsageError(f"there is no field {name}; there is {known}")
+        found = [one[name] for one in found]
+        for inside in re.findall(r"\[([^\]]*)\]", step[2]):
+            found = items = _kept(found, name, inside)
+        rest = rest[step.end() + 1 :]
+    return found, items
+
+
+def _kept(lists: Sequence[Any], name: str, inside: str) -> list[Any]:
+    """The items that the words inside [] keep."""
+    if any(not isinstance(one, list) for one in lists):
+        raise UsageError(f"{name} is no list, of which [{inside}] could keep some")
+    if inside.isdecimal():
+        if any(int(inside) >= len(one) for one in lists):
+            raise UsageError(f"{name} has no item {inside}")
+        return [one[int(inside)] for one in lists]
+    conditions = _CONDITION.findall(inside)
+    if "".join(condition for condition, *_ in conditions) != inside:
+        raise UsageError(f'"[{inside}]" is no condition; expected field=value, with commas between')
+    left = [item for one in lists for item in one if isinstance(item, Mapping)]
+    for _, field, text in conditions:
+        wanted = text.strip().strip('"')
+        fitting = [item for item in left if field in item and equals(item[field], wanted)]
+        if left and not fitting:
+            if not any(field in item for item in left):
+                raise UsageError(f"no item of {name} has a field {field}; there is {', '.join(map(str, left[0]))}")
+            there = _several(sorted({str(item.get(field)) for item in left}))
+            raise UsageError(f"no item of {name} has {field}={wanted}; there is {there}")
+        left = fitting
+    return left
+
+
+def equals(value: Any, text: str) -> bool:
+    if isinstance(value, bool) or value is None:
+        return text == {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, int | float):
+        try:
+            return float(text) == float(value)
+        except ValueError:
+            return False
+    return str(value) == text
+
+
+def _several(values: Sequence[str]) -> str:
+    return ", ".join(values[:8]) + (" ..." if len(values) > 8 else "")
+
+
+def formatted(value: Any, form: str) -> str:
+    if value is None:
+        raise UsageError("the record has no value there (null)")
+    if form != "duration" and not _NUMBER_FORMAT.fullmatch(form):
+        raise UsageError(f'"{form}" is no format; expected one such as .3f, +.2f, .0%, ,.0f or duration')
+    amount = number_of(value, "the record's value there")
+    if not math.isfinite(amount):
+        raise UsageError(f"the record has {amount} there; expected a finite number")
+    text = duration(amount) if form == "duration" else format(amount, form)
+    return text.lstrip("-") if re.fullmatch(r"-0(\.0*)?%?", text) else text  # no minus before a zero
+
+
 # ---- tables ----
 
 
@@ -166,18 +374,12 @@ def table_text(records: Records, words: str) -> str:
 # ---- LDS ----
 
 
-def chosen_rows(records: Records, folder: str, options: Mapping[str, str]) -> pd.DataFrame:
+def chosen_rows(records: Records, folder: str, options: Options) -> pd.DataFrame:
     """Rows of one question; at each alpha one setting of each name: a label with the models that it looks at."""
     results = records.results(folder)
     rows = (within_groups(results) if options.get("metric") == WITHIN["lds"] else results).rows
     if not len(rows):
         raise UsageError(f"{folder} holds no runs{' of a task with groups' if len(results.rows) else ''}")
-    for name in CHOICES:
-        if name in options:
-            kept = rows[[equals(value, options[name]) for value in rows[name].tolist()]]
-            if not len(kept):
-                raise UsageError(f"{folder}: no row with {name}={options[name]}; there is {_some(rows[name])}")
-            rows = kept
     if "labels" in options:
         labels = options["labels"].split(",")
         if unknown := set(labels) - set(rows["label"]):
@@ -186,13 +388,13 @@ def chosen_rows(records: Records, folder: str, options: Mapping[str, str]) -> pd
     rows = rows.assign(name=[model_words(*one) for one in zip(rows["label"], rows["reference"], rows["models"])])
     for name in ("ground", "alpha_attribution", "device"):
         if rows[name].nunique() > 1:
-            raise UsageError(f"{folder}: rows of several kinds in one table; choose {name}= of {_some(rows[name])}")
-    for keys in (["alpha"], ["name", "normalised", "alpha"]):
-        column = "truth" if keys == ["alpha"] else "options"
+            there = _some(rows[name])
+            raise UsageError(f"{folder}: rows of several kinds; give a folder with one {name} of {there}")
+    for keys, column in ((["alpha"], "truth"), (["name", "normalised", "alpha"], "options")):
         for _, cell in rows.groupby(keys):
             if cell[column].nunique() > 1:
                 where = ", ".join(f"{name} {cell[name].iloc[0]}" for name in keys)
-                apart = _some(cell["truth" if column == "truth" else "settings"])
+                apart = _some(cell["settings" if column == "options" else column])
                 raise UsageError(f"{folder}: {where} has several {column} in one column: {apart}")
     return rows
 
@@ -299,28 +501,23 @@ def speed_block(records: Records, places: Sequence[str], options: Options) -> st
     base, lines = known[reference]["seconds"], []
     for row in rows:
         seconds = [number(row[name], 2) for name in ("fit_seconds", "score_seconds", "seconds")]
-        ratio, memory = f"{row['seconds'] / base:.2f}", bytes_text(row.get("peak_memory_bytes"))
-        lines.append([f"`{row['label']}`", *seconds, ratio, memory, number(row.get("agrees"))])
+        ratio, memory = f"{row['seconds'] / base:.2f}", bytes_text(row["peak_memory_bytes"])
+        lines.append([f"`{row['label']}`", *seconds, ratio, memory, number(row["agrees"])])
     header = ["", "fit s", "score s", "total s", f"x `{reference}`", "memory", "agrees"]
-    first, sizes = rows[0], ""
-    if "num_train" in first:
-        sizes = f"; {first['num_train']:,} training examples x {first['num_queries']:,} queries"
-    device = record.get("device") or record.get("peak", {}).get("device") or "unknown machine"
-    repeats = len(first.get("all_seconds", [0]))
-    median = "median" if repeats % 2 else "lower median"
+    first, repeats = rows[0], len(rows[0]["all_seconds"])
     caption = (
-        f"{record.get('description') or 'timed in one run'}{sizes}; {device}; {median} of {repeats}. "
+        f"{record['description']}; {first['num_train']:,} training examples x {first['num_queries']:,} queries; "
+        f"{record['device']}; {'median' if repeats % 2 else 'lower median'} of {repeats}. "
         f"`agrees`: Spearman of scores with those of `{first['label']}`, mean over queries."
     )
     return f"{markdown_table(header, lines)}\n\n{caption}"
 
 
 def answers_block(records: Records, places: Sequence[str], options: Options) -> str:
-    """Mean over seeds; the interval is the one seed's, or reaches from the lowest to the highest end of all."""
+    """Raw scores, mean over seeds; the interval is the one seed's, or from the lowest to the highest end of all."""
     record = records.read(places[0])
-    normalised = options.get("scores", "raw") == "normalised"
     wanted = options["metric"].split(",") if "metric" in options else {row["metric"] for row in record["rows"]}
-    rows = [row for row in record["rows"] if row["normalised"] == normalised and row["metric"] in wanted]
+    rows = [row for row in record["rows"] if not row["normalised"] and row["metric"] in wanted]
     if not rows:
         there = ", ".join(sorted({row["metric"] for row in record["rows"]}))
         raise UsageError(f"{places[0]} has no such rows; its metrics: {there}")
@@ -340,8 +537,7 @@ def answers_block(records: Records, places: Sequence[str], options: Options) -> 
     settings = dict.fromkeys(f"`{row['label']}` {row['settings']}" for row in rows if row["settings"])
     caption = (
         f"{record.get('description') or rows[0]['task']}, protocol {rows[0]['protocol']}: {record['truth']}; "
-        f"{'train-normalised' if normalised else 'raw'} scores, seed{'s' * (len(seeds) > 1)} "
-        f"{', '.join(map(str, seeds))}; {over}; {record['device']}. "
+        f"raw scores, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}; {over}; {record['device']}. "
         + (f"Settings: {'; '.join(settings)}. " if options.get("settings") == "yes" and settings else "")
         + f"Run: `{record['run_id']}`."
     )
@@ -397,30 +593,27 @@ def scaling_block(records: Records, places: Sequence[str], options: Options) -> 
 
 
 def leaderboard_block(records: Records, places: Sequence[str], options: Options) -> str:
-    wanted = {name: value.split(",") for name, value in options.items()}
-    made = boards(rows_with(rows(records.results(places[0])), **wanted))
+    made = boards(rows(records.results(places[0])))
     return "\n\n".join(f"**{one.title}**\n\n{markdown_table(one.header, one.lines)}\n\n{one.caption}" for one in made)
 
 
 def printed_block(records: Records, places: Sequence[str], options: Options) -> str:
     record = records.read(places[0])
     rows = [row for row in record["rows"] if row["normalised"] in SCORE_KINDS[options.get("scores", "both")]]
-    unknown = {"ceiling": math.nan}
-    ceilings = [{**one, **(unknown if one["ceiling"] is None else {})} for one in record["ceilings"]]
-    text = show(RunRows(rows=rows, ceilings=ceilings), record["description"], rows[0]["protocol"], version_told(record))
+    text = recorded_text({**record, "rows": rows}, version_told(record))
     return "```text\n" + text.strip().split("\n\n")[0] + "\n```"
 
 
 TABLE_KINDS: dict[str, tuple[Callable[[Records, Sequence[str], Options], str], int, tuple[str, ...]]] = {
-    "lds": (lds_block, 1, (*CHOICES, "labels", "scores", "metric")),
+    "lds": (lds_block, 1, ("labels", "scores", "metric")),
     "outputs": (outputs_block, 1, ()),
     "printed": (printed_block, 1, ("scores",)),
     "speed": (speed_block, 1, ("reference",)),
-    "answers": (answers_block, 1, ("metric", "scores", "settings")),
+    "answers": (answers_block, 1, ("metric", "settings")),
     "methods": (lambda *_: plugins_block("methods"), 0, ()),
     "tasks": (lambda *_: plugins_block("tasks"), 0, ()),
     "scaling": (scaling_block, 1, ()),
-    "leaderboard": (leaderboard_block, 1, ("task", "protocol", "metric", "scores", "alpha")),
+    "leaderboard": (leaderboard_block, 1, ()),
 }
 
 

@@ -7,7 +7,6 @@ Nothing of a results folder becomes part of it but as text, numbers or pixels.
 """
 
 import argparse
-import ast
 import base64
 import io
 import math
@@ -15,13 +14,13 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import bench.schema as schema
 from bench.arguments import RUNS, check_out
+from bench.cli import plugin_classes, summary_of
 from bench.identity import file_slug, model_words
 from bench.publish import leaderboard
 from bench.publish.html import built_page, markdown, read_png
@@ -147,21 +146,12 @@ def method_cards(rows: Sequence[LeaderboardRow]) -> list[dict[str, Any]]:
 
 
 def about_method(name: str) -> str:
-    """From the method's own file, if it is one of baselines: its first sentence and its paper; nothing is imported."""
-    spec = find_spec("baselines")
-    if spec is None or not name.isidentifier():
+    """What it is and its paper, of a method of the suite."""
+    classes = plugin_classes("methods")
+    if isinstance(classes.get(name, ""), str):  # somebody else's, or one that cannot be imported here
         return ""
-    folders = map(Path, spec.submodule_search_locations or [])
-    files = [folder / file for folder in folders for file in (f"{name}.py", f"{name}_scores.py", f"{name}/method.py")]
-    path = next((path for path in files if path.is_file()), None)
-    if path is None:
-        return ""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    words = " ".join((ast.get_docstring(tree) or "").split("\n\n")[0].split()).removeprefix(f"{name}: ")
-    fields = [one for one in ast.walk(tree) if isinstance(one, ast.AnnAssign) and ast.unparse(one.target) == "paper"]
-    values = [one.value.value for one in fields if isinstance(one.value, ast.Constant)]
-    papers = [f"Paper: {text}." for text in values if isinstance(text, str) and text]
-    return " ".join([words[:1].upper() + words[1:], *papers[:1]])
+    summary, paper = summary_of(classes[name]), str(classes[name].paper)
+    return f"{summary[:1].upper()}{summary[1:].rstrip('.')}.{f' Paper: {paper}.' if paper else ''}"
 
 
 def run_lines(results: Results, out: Path) -> list[dict[str, Any]]:

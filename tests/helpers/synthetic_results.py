@@ -63,7 +63,7 @@ def write_run(
         name, _, variant = label.partition("@")
         own = dict(part.split("=") for part in variant.split(",")) if variant else {}
         entries.append(
-            {"name": name, "version": 1, **({"label": label} if variant else {}), **own, **options.get(label, {})}
+            {"name": name, "version": 1, "label": label, **own, **options.get(label, {})}
             | ({"reference": reference} if reference != "full" and name not in CONTROLS else {})
         )
     for protocol, share, alpha, seed in product(protocols, shares, alphas, seeds):
@@ -92,7 +92,7 @@ def write_run(
                         "ci_high": lds + 0.03, "lds_across_queries": 0.5 * lds, "ceiling": ceiling, "spread": 0.11,
                         "fit_seconds": 0.2, "score_seconds": seconds,
                         "peak_memory_bytes": 2**31, "device": device, "run_id": run_id,
-                        **({"label": label, "settings": label.partition("@")[2]} if "@" in label else {}),
+                        "label": label, "settings": label.partition("@")[2],
                         **(_within(within.get(label, 0.1), 1 - alpha) if within else {}),
                     }
                 )  # fmt: skip
@@ -172,10 +172,12 @@ def write_budget(folder: Path, **more: Any) -> None:
     for method, axis, values in (("bif", "draws", [10, 30, 100, 300, 1000]), ("trak", "projection", [256, 1024, 4096])):
         ends = {value: {"ci_low": 0.27 - 1 / value, "ci_high": 0.33 - 1 / value} for value in values}
         points = [{"value": value, "seconds": 0.02 * value, "lds": 0.3 - 1 / value, **ends[value]} for value in values]
-        curves.append({"method": method, "axis": axis, "normalised": method == "bif", "points": points})
+        curve = {"method": method, "label": method, "axis": axis, "normalised": method == "bif", "options": {}}
+        curves.append({**curve, "points": points})
     budget = {
         "task": "cifar10", "protocol": "paper", "alpha": 0.1, "device": "NVIDIA H200", "run_id": "budget000000",
-        "curves": curves, **more,
+        "description": "CIFAR-10", "split": "report", "seed": 1, "num_subsets": 100, "replicates": 2,
+        "num_queries": 1000, "curves": curves, **more,
     }  # fmt: skip
     (folder / "budget.json").write_text(json.dumps(budget))
 
@@ -199,20 +201,25 @@ def write_examples(folder: Path, **images: Any) -> None:
     Image.fromarray(tiles).save(folder / "images" / "images.png")
     shown = [{"train": k, "label": str(k % 2), "score": -0.5 + k, "image": k} for k in (2, 3)]
     both = {"helpful": shown, "harmful": shown[::-1]}
-    queries = [{"query": q, "label": str(q), "image": q, "methods": {"bif": both, "ekfac": both}} for q in (0, 1)]
+    query = {"methods": {"bif": both, "ekfac": both}, "chosen": ""}
+    queries = [{"query": q, "label": str(q), "image": q, **query} for q in (0, 1)]
     pair = {"one": "bif", "other": "ekfac", "shared": 0.6, "error": 0.02}
     agreement = [
         pair | {"side": side, "named": named, "chance": named / 50}
         for side in ("helpful", "harmful") for named in (1, 3, 10)
     ]  # fmt: skip
-    images = {"agreement": agreement, "num_train": 50, "num_queries": 20, **images}
+    known = {"protocol": "scratch", "seed": 1, "methods": ["bif", "ekfac"], "settings": {}, "rule": ""}
+    images = {"agreement": agreement, "num_train": 50, "num_queries": 20, "alpha_attribution": 1.0, **images}
     content = {
-        "kind": "images", "task": "digits", "description": "digits", "seed": 1, "scores": "raw", "sprite": "images.png",
-        "methods": ["bif", "ekfac"], "tile": [8, 8], "queries": queries, **images,
+        "kind": "images", "task": "digits", "description": "digits", "scores": "raw", "sprite": "images.png",
+        "tile": [8, 8], "queries": queries, **known, **images,
     }  # fmt: skip
     (folder / "images" / "examples.json").write_text(json.dumps(content))
     (folder / "tokens").mkdir()
     words = {"query_tokens": ["a", " b", "\n"], "train_tokens": ["</script>", "d"]}
     pair = {"query": 3, "train": 5, **words, "bif": [[0.1, -0.9]] * 3, "ekfac": [1, -2]}
-    content = {"kind": "tokens", "description": "tinylm", "seed": 1, "scores": "normalised BIF", "pairs": [pair]}
+    content = {
+        "kind": "tokens", "task": "tinylm", "description": "tinylm", "scores": "normalised BIF", "pairs": [pair],
+        "num_draws": 100, **known,
+    }  # fmt: skip
     (folder / "tokens" / "examples.json").write_text(json.dumps(content))

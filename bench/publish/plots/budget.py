@@ -46,9 +46,8 @@ def draw_budget(results: Results) -> Iterator[frame.Drawing]:
         frame.seconds_axis(axes[-1], "x")
         for axis in axes[::2]:
             axis.set_ylabel("LDS")
-        known = all(p.get("ci_low") is not None for c in curves for p in c["points"] if p["lds"] is not None)
-        told = f"Bars: 95 % intervals{'' if known else ', where recorded'}."
-        if any(curve.get("normalised") for curve in curves):
+        told = "Bars: 95 % intervals."
+        if any(curve["normalised"] for curve in curves):
             told += " Filled: raw scores; hollow: train-normalised."
         if len(spent_on) > 1 and (dotted := [name for name in spent_on if name in DOTTED_AXES]):
             told += f" Dotted against time: {' and '.join(dotted)}."
@@ -68,18 +67,14 @@ def draw_budget(results: Results) -> Iterator[frame.Drawing]:
 
 
 def curve_label(curve: dict[str, Any]) -> str:
-    return series_label(curve["method"], curve.get("label") or curve["method"])
+    return series_label(curve["method"], curve["label"])
 
 
 def draw_curve(axis: Axes, seconds: Axes, curve: dict[str, Any], shape: dict[str, Any]) -> None:
-    points = pd.DataFrame(curve["points"])
-    numbers = [name for name in ("value", "seconds", "lds", "ci_low", "ci_high") if name in points]
-    points[numbers] = points[numbers].astype(float)
-    if curve.get("normalised"):
+    points = pd.DataFrame(curve["points"])[["value", "seconds", "lds", "ci_low", "ci_high"]].astype(float)
+    if curve["normalised"]:
         shape = shape | {"markerfacecolor": "white"}
-    bars = None
-    if {"ci_low", "ci_high"} <= set(points):
-        bars = [(points["lds"] - points["ci_low"]).clip(lower=0), (points["ci_high"] - points["lds"]).clip(lower=0)]
+    bars = [(points["lds"] - points["ci_low"]).clip(lower=0), (points["ci_high"] - points["lds"]).clip(lower=0)]
     axis.errorbar(points["value"], points["lds"], yerr=bars, elinewidth=0.8, **shape)
     if curve["axis"] in DOTTED_AXES:  # beside the same variant's other line
         shape = shape | {"linestyle": ":"}
@@ -94,8 +89,8 @@ def budget_settings(curves: list[dict[str, Any]]) -> str:
         axes = {curve["axis"] for curve in own}
         told: dict[str, str] = {}
         for curve in own:
-            options = {k: v for k, v in curve.get("options", {}).items() if axes != {k}}
-            told["train-normalised" if curve.get("normalised") else "raw"] = settings_words(curve["method"], options)
+            options = {k: v for k, v in curve["options"].items() if axes != {k}}
+            told["train-normalised" if curve["normalised"] else "raw"] = settings_words(curve["method"], options)
         if len(set(told.values())) == 1:
             told = {"": next(iter(told.values()))}
         parts += [f"{label}{f' ({kind})' if kind else ''}: {text}" for kind, text in told.items() if text]
@@ -103,7 +98,7 @@ def budget_settings(curves: list[dict[str, Any]]) -> str:
 
 
 def sizes_text(record: dict[str, Any]) -> str:
-    subsets, replicates = record.get("num_subsets", "?"), record.get("replicates", "?")
-    queries = f", {record['num_queries']:,} queries" if record.get("num_queries") else ""
+    replicates = record["replicates"]
     some = f" of {record['replicated_subsets']}" if replicates != 1 and record.get("replicated_subsets") else ""
-    return f"n: 1 seed, {subsets} subsets, {replicates} replicate{'s' * (replicates != 1)}{some}{queries}."
+    told = f"{replicates} replicate{'s' * (replicates != 1)}{some}"
+    return f"n: 1 seed, {record['num_subsets']} subsets, {told}, {record['num_queries']:,} queries."

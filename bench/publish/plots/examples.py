@@ -41,10 +41,9 @@ def examples_of(results: Results, kind: str, shape: Any) -> Iterator[tuple[Path,
 
 def told_of(content: dict[str, Any]) -> tuple[str, str]:
     """The task, and the settings where the record has them: label -> what is not the method's default."""
-    task = ", ".join(f"{name} {content[name]}" for name in ("task", "protocol") if content.get(name))
-    settings = content.get("settings") or {}
-    known = [f"{label_words(name)}: {words.replace(',', ', ')}" for name, words in settings.items() if words]
-    return task, f"Settings. {'; '.join(known)[:1500]}." if known else ""
+    known = [f"{label_words(name)}: {words.replace(',', ', ')}" for name, words in content["settings"].items() if words]
+    settings = f"Settings. {'; '.join(known)[:1500]}." if known else ""
+    return f"task {content['task']}, protocol {content['protocol']}", settings
 
 
 def label_words(label: str) -> str:
@@ -85,7 +84,7 @@ def images_drawing(path: Path, content: dict[str, Any], tiles: list[np.ndarray])
     left_of = {method: unit * (1.5 + (2 * shown + 0.7) * number) for number, method in enumerate(methods)}
     for row, query in enumerate(queries):
         bottom = panel - 0.32 - (row + 1) * step + (step - unit)
-        why = "unsure" if query.get("chosen") == "least sure" else f"no. {query['query']}"
+        why = "unsure" if query["chosen"] == "least sure" else f"no. {query['query']}"
         image_tile(axis, (0.03, bottom, unit), tiles[query["image"]], INK, [query["label"], why], letters)
         for method, left in left_of.items():
             for side, away in (("helpful", 0.0), ("harmful", unit * (shown + 0.2))):
@@ -103,20 +102,19 @@ def images_drawing(path: Path, content: dict[str, Any], tiles: list[np.ndarray])
     axis.text(0.03, panel - 0.29, "query", fontsize=small, va="bottom")
     axis.set(xlim=(0, WIDTH), ylim=(0, panel), aspect="auto")
     task, settings = told_of(content)
-    share = f"alpha_attribution {content['alpha_attribution']:g}" if "alpha_attribution" in content else ""
-    of_all = f" of {content['num_train']:,}" if "num_train" in content else ""
-    named = content.get("task") or content["description"]
     kind = [content["scores"]] if content["scores"] in ("raw", "train-normalised") else []
     return finish(
-        figure, f"examples-{file_slug(named)}-seed-{content['seed']}-{file_slug(content['scores'])}",
+        figure, f"examples-{file_slug(content['task'])}-seed-{content['seed']}-{file_slug(content['scores'])}",
         f"{content['description']}: images that move each query's loss most",
-        [task, f"{content['scores']} scores", f"seed {content['seed']}", share],
+        [task, f"{content['scores']} scores", f"seed {content['seed']}",
+         f"alpha_attribution {content['alpha_attribution']:g}"],
         [
             "Frame: blue, of the query's own class; orange, of another. Below each: its class and score.",
-            f"{content.get('rule', '')} n: {len(queries)} queries, {shown} images on each side{of_all}.".strip(),
+            f"{content['rule']} n: {len(queries)} queries, {shown} images on each side of {content['num_train']:,}."
+            .strip(),
             settings,
         ],
-        facts={"task": [named], "method": methods, **({"scores": kind} if kind else {})},
+        facts={"task": [content["task"]], "method": methods, **({"scores": kind} if kind else {})},
     )  # fmt: skip
 
 
@@ -194,21 +192,20 @@ def pair_drawing(content: dict[str, Any], pair: dict[str, Any]) -> Drawing:
     name_tokens(axes[-1], "x", pair["train_tokens"][columns])
     axes[-1].set_xlabel("training sequence")
     task, settings = told_of(content)
-    named = content.get("task") or content["description"]
-    draws = f"{content['num_draws']:,} draws" if "num_draws" in content else ""
     return finish(
-        figure, f"tokens-{file_slug(named)}-seed-{content['seed']}-query-{pair['query']}-train-{pair['train']}",
+        figure,
+        f"tokens-{file_slug(content['task'])}-seed-{content['seed']}-query-{pair['query']}-train-{pair['train']}",
         f"{content['description']}: query {pair['query']} and training sequence {pair['train']}, token by token",
-        [task, content["scores"], f"seed {content['seed']}", draws],
+        [task, content["scores"], f"seed {content['seed']}", f"{content['num_draws']:,} draws"],
         [
             "Blue: seeing the training token lowers the query token's loss (negative influence); red: raises it.",
             "" if strip is None else "EK-FAC's strip: each training token with the whole query, on a scale of its own.",
             f"Shown: the {part.shape[0]} x {part.shape[1]} tokens around the strongest pair." if close else "",
             pair_words(pair),
-            f"{content.get('rule', '')} n: {matrix.shape[0]} query tokens, {matrix.shape[1]} training tokens.".strip(),
+            f"{content['rule']} n: {matrix.shape[0]} query tokens, {matrix.shape[1]} training tokens.".strip(),
             settings,
         ],
-        facts={"task": [named], "method": content.get("methods", [])},
+        facts={"task": [content["task"]], "method": content["methods"]},
     )  # fmt: skip
 
 

@@ -21,7 +21,6 @@ from bench.publish.plots.frame import MOST_NAMES, Drawing, finish, handles_of, l
 from bench.publish.plots.style import INK, in_order, look
 from bench.records import Results
 from bench.scaling.estimate import PAPER_FITTED, RIVALS, Estimator, ratio_ends
-from bench.scaling.report import too_large
 from bench.scaling.rows import COLUMNS, method_label, read_rows, scores_were_measured, setting_of
 from bench.scaling.suite import SUITE, Setting
 from bench.tables import duration
@@ -83,7 +82,7 @@ def against_size(group: pd.DataFrame, whole: pd.DataFrame, device: str, stem: st
         axis.set_title(PANELS[column][1])
     title, told = "Seconds, peak memory and disk against model size", explain(group, whole)
     facts = {"method": sorted(set(group["method"]))}
-    return finish(figure, stem, title, [device], [*told, marks(group)], runs, facts, handles_of(axes)[:MOST_NAMES])
+    return finish(figure, stem, title, [device], told, runs, facts, handles_of(axes)[:MOST_NAMES])
 
 
 # ---- seconds, memory and disk against model size ----
@@ -148,13 +147,6 @@ def draw_panel(axis: Axes, rows: pd.DataFrame, column: str) -> None:
     axis.set_yscale("log")
 
 
-def marks(rows: pd.DataFrame) -> str:
-    """What the markers of these rows mean."""
-    hollow = "Hollow: projected from smaller runs, bars the 95 % interval." if rows["projected"].any() else ""
-    filled = "" if rows["projected"].all() else "Filled: measured."
-    return f"{hollow} {filled}".strip()
-
-
 def explain(rows: pd.DataFrame, everything: pd.DataFrame) -> list[str]:
     """The caption's facts: setting, what is projected, what failed."""
     first: dict[str, Any] = rows.iloc[0].to_dict()
@@ -166,16 +158,11 @@ def explain(rows: pd.DataFrame, everything: pd.DataFrame) -> list[str]:
         + (f"; EK-FAC fitted on {', '.join(fits)} sequences (the paper: 1,000,000)" if fits else "")
         + f"; weights: {', '.join(sorted(map(str, set(rows['weights']))))}."
     ]
-    if (rows["seconds_low"] < rows["seconds"] / 10).any():
-        parts.append("A bar that reaches zero is cut at a tenth of its value.")
-    methods = in_order(rows["method"])
-    if unknown := [look(method)["label"] for method in methods if not blocks_of(rows, method, "peak_memory_bytes")]:
-        parts.append(f"Memory was not measured: {', '.join(unknown)}.")
-    failed = everything[everything["error"].notna()]
-    if len(failed):
-        names = dict.fromkeys(f"{row['model']} {row['method']}: {row['error']}" for _, row in failed.iterrows())
-        parts.append(f"Without numbers: {'; '.join(names)}.")
-    return parts
+    if rows["projected"].any():
+        parts.append("Hollow: projected from smaller runs, bars the 95 % interval, cut at a tenth of the value.")
+    failed = everything[everything["error"].notna()].to_dict("records")
+    names = dict.fromkeys(f"{row['model']} {row['method']}: {row['error']}" for row in failed)
+    return [*parts, *([f"Without numbers: {'; '.join(names)}."] if names else [])]
 
 
 # ---- who is cheaper where ----
@@ -242,8 +229,8 @@ def draw_cheaper(axes: Sequence[Axes], rows: pd.DataFrame, queries: Sequence[int
         f"{base.train} training sequences, {base.tokens} tokens, {base.draws:,} draws. Blue: BIF is cheaper; orange: "
         "EK-FAC is. Pale, between dashes: the intervals overlap. Dots: EK-FAC measured, hollow on some of the layers; "
         "the rest is estimated, and BIF's seconds are those of a few of its draws. Star: the paper's own point, 2.8b "
-        f"fitted on 1,000,000 sequences. Not run right of the dotted line: {', '.join(unseen)}"
-        f"{_unfit(estimator, base)}. {' '.join(facts)}"
+        f"fitted on 1,000,000 sequences. Not run right of the dotted line: {', '.join(unseen)}. "
+        f"{' '.join(facts)}"
     )
 
 
@@ -256,14 +243,6 @@ def measured_fits(rows: Sequence[dict[str, Any]], queries: int) -> dict[bool, li
         if row["queries"] == queries and low <= (row["fit_examples"] or 0) <= high and not extrapolated:
             found[row["projected"]].append((row["parameters"], row["fit_examples"]))
     return found
-
-
-def _unfit(estimator: Estimator, setting: Setting) -> str:
-    """The models of BIF's that EK-FAC has no memory for, by arithmetic."""
-    device, largest = str(estimator.rows[0]["device"]), max(row["parameters"] for row in estimator.of("bif"))
-    shapes = [shape for shape in SUITE.values() if shape.num_parameters <= largest]
-    names = [shape.name for shape in shapes if too_large([estimator.estimate("ekfac", shape, setting)], device)]
-    return f" (at {', '.join(names)} it does not fit)" if names else ""
 
 
 def _run_with(estimator: Estimator, method: str, queries: int) -> str:

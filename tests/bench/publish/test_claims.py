@@ -36,6 +36,7 @@ SEEDS = (1, 2, 3, 4, 42)
 NOISE = (-0.010, 0.004, 0.000, 0.009, -0.003)  # of a seed; the same for every method, so that differences are exact
 METHOD_OF = {"bif-paper": "bif", "ekfac-library": "ekfac", "trak-library": "trak"}
 Level = float | Callable[[float, float, int], float]  # of (alpha, share, number of the seed)
+SIZES = {"split": "report", "seed": 1, "description": "", "num_subsets": 100, "replicates": 2, "num_queries": 1000}
 PARTS = ("bif-paper", "ekfac-library", "gradsim", "trak-library")
 
 
@@ -272,7 +273,7 @@ def test_stable_settings(tmp_path: Path, values: Sequence[float], expected: str)
     record = {
         "task": "cifar10", "protocol": "paper", "alpha": 0.1, "run_id": "s", "method": "bif",
         "axes": {"burn_in": [0, 100], "gamma": [1e3, 1e4, 1e5, 1e6]}, "cells": cells,
-        "options": GIVEN_SETTINGS["cifar10", "bif-paper"],
+        "options": GIVEN_SETTINGS["cifar10", "bif-paper"], **SIZES,
     }  # fmt: skip
     (tmp_path / "sweep.json").write_text(json.dumps(record))
     assert judged(tmp_path, "LDS is stable over settings").verdict == expected
@@ -289,12 +290,13 @@ def write_curve(
 ) -> None:
     given = GIVEN_TRAK if method == "trak" else GIVEN_SETTINGS["cifar10", "bif-paper"]
     curve = {
-        "method": method, "axis": axis, "normalised": False, "options": {**given, **other},
+        "method": method, "label": method, "axis": axis, "normalised": False, "options": {**given, **other},
         "points": [
             {"value": v, "seconds": 1.0, "lds": lds, "ci_low": lds - 0.02, "ci_high": lds + 0.02} for v, lds in points
         ],
     }  # fmt: skip
-    record = {"task": "cifar10", "protocol": protocol, "alpha": 0.1, "run_id": "b", "device": "H", "curves": [curve]}
+    record = {"task": "cifar10", "protocol": protocol, "alpha": 0.1, "run_id": "b", "device": "H", **SIZES}
+    record["curves"] = [curve]
     (folder / "budget.json").write_text(json.dumps(record))
 
 
@@ -338,12 +340,15 @@ def test_a_curve_counts_for_the_settings_it_was_made_with(
 )
 def test_five_times_faster_is_about_the_papers_sampler(tmp_path: Path, method: str, bif: float, expected: str) -> None:
     rows = [
-        {"method": name, "seconds": seconds, "fit_seconds": 0.0, "score_seconds": seconds,
-         "all_seconds": [0.9 * seconds, seconds, 1.1 * seconds]}
+        {"method": name, "label": name, "settings": "", "seconds": seconds, "fit_seconds": 0.0,
+         "score_seconds": seconds, "all_seconds": [0.9 * seconds, seconds, 1.1 * seconds], "agrees": 1.0,
+         "peak_memory_bytes": 1, "num_train": 1, "num_queries": 1}
         for name, seconds in ((method, bif), ("ekfac", 10.0))
     ]  # fmt: skip
     question = {"task": {"name": "cifar10"}, "alpha_attribution": 0.1}
-    (tmp_path / "speed.json").write_text(json.dumps({"rows": rows, "question": question}))
+    (tmp_path / "speed.json").write_text(
+        json.dumps({"rows": rows, "question": question, "device": "H", "description": ""})
+    )
     assert judged(tmp_path, "EK-FAC five times faster on ResNet-9").verdict == expected
 
 
