@@ -327,12 +327,10 @@ class Results:
     folder: Path = Path()  # that was read
     # A row for every setting, truth, method, kind of score, alpha and seed.
     rows: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=ROW_COLUMNS))
-    timed: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=ROW_COLUMNS))  # and those of worse truths
     pairs: pd.DataFrame = field(default_factory=pd.DataFrame)  # a row for `series` minus `against`, with its interval
     records: dict[str, dict[str, Any]] = field(default_factory=dict)  # run_id -> run.json, with its "path"
     problems: list[str] = field(default_factory=list)  # a line for every file that is not what it should be
     left_out: list[str] = field(default_factory=list)  # and for what is passed over for another reason
-    methods: tuple[str, ...] = ()  # only these methods or labels; all where empty
 
     def __str__(self) -> str:
         return self.text()
@@ -378,22 +376,6 @@ class Results:
     def note(self, problem: str) -> None:
         if problem not in self.problems:
             self.problems.append(problem)
-
-    def shows(self, method: str, label: str | None = None) -> bool:
-        return not self.methods or method in self.methods or label in self.methods
-
-    def only(self, methods: Sequence[str]) -> "Results":
-        """The same with these methods or labels alone."""
-        here = replace(self, methods=tuple(methods))
-        for name in ("rows", "timed"):
-            rows = getattr(self, name)
-            keep = [here.shows(method, label) for method, label in zip(rows["method"], rows["label"])]
-            setattr(here, name, rows[np.array(keep, dtype=bool)].reset_index(drop=True))
-        if len(self.pairs):
-            kept = set(zip(here.rows["ground"], here.rows["series"]))
-            pairs = zip(self.pairs["ground"], self.pairs["series"], self.pairs["against"])
-            here.pairs = self.pairs[[{(g, one), (g, other)} <= kept for g, one, other in pairs]]
-        return here
 
 
 def within_groups(results: Results) -> Results:
@@ -447,8 +429,7 @@ def load_results(folder: str | Path = "runs") -> Results:
         frame["seconds"] = frame["fit_seconds"] + frame["score_seconds"]
         give_names(frame)
         results.pairs = _named_pairs(pairs, frame)
-        results.timed = _once(frame, results.left_out)
-        results.rows = _of_most_replicates(results.timed, results.left_out)
+        results.rows = _of_most_replicates(_once(frame, results.left_out), results.left_out)
     return results
 
 
@@ -561,7 +542,7 @@ def _of_most_replicates(frame: pd.DataFrame, left_out: list[str]) -> pd.DataFram
     for run, rows in frame.loc[fewer].groupby("run_id"):
         left_out.append(
             f"run {run}: {len(rows)} of its {(frame['run_id'] == run).sum()} rows are measured elsewhere with more "
-            "replicates, and only their seconds are shown"
+            "replicates, and are not shown"
         )
     return frame.drop(index=fewer).reset_index(drop=True)
 

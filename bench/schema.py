@@ -312,7 +312,7 @@ class TunedFile(Struct):
 class Swept(Struct, kw_only=True):
     task: Name
     protocol: Name
-    alpha: Any
+    alpha: Share | Alphas
     run_id: Id
     split: Name
     seed: Count
@@ -392,10 +392,7 @@ class SpeedRecord(Struct, kw_only=True):
 # ---- examples and tokens ----
 
 
-class ExamplesRecord(Struct, kw_only=True):
-    """examples.json, of either kind"""
-
-    kind: Annotated[str, matching("images|tokens")]
+class FoundExamples(Struct, kw_only=True, tag_field="kind"):
     description: Words
     seed: Count
     scores: Name
@@ -436,7 +433,7 @@ class ExampleAgreement(Struct):
     chance: Share
 
 
-class ImagesRecord(ExamplesRecord, kw_only=True):
+class ImagesRecord(FoundExamples, kw_only=True, tag="images"):
     """examples.json of images"""
 
     sprite: Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9._-]{0,90}\.png")]
@@ -467,11 +464,14 @@ class TokenPair(Struct):
     strongest: StrongestTokens | None = None
 
 
-class TokensRecord(ExamplesRecord, kw_only=True):
+class TokensRecord(FoundExamples, kw_only=True, tag="tokens"):
     """examples.json of tokens"""
 
     pairs: list[TokenPair]
     num_draws: Count
+
+
+ExamplesRecord = ImagesRecord | TokensRecord  # examples.json, of either kind
 
 
 # ---- the index of figures ----

@@ -15,7 +15,7 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ END_AT_ONE = ("lds", "AUC", "precision", "Spearman")  # words in the names of su
 MOST_COLUMNS = 5  # of questions in one table, so that it fits a page beside method, seconds and memory
 DIGEST = re.compile(r" \([0-9a-f]{6}\)$")  # which tells a truth from one of the same size
 LARGE = 100.0  # from here on three digits behind the point say nothing
-Names = dict[tuple[str, str, str], str]  # column, label, settings -> what a line is called
+NameOf = Callable[["LeaderboardRow"], str]  # what the line of a row is called
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,7 +251,7 @@ def _of_answers(results: Results) -> tuple[list[Entry], compare.Pairs]:
             )  # fmt: skip
 
         for row in record["rows"]:
-            if row.get("ranked") is False or not results.shows(row["method"], row["label"]):
+            if row.get("ranked") is False:
                 continue
             series = identity.series(row, row["label"])
             place, name, seed = place_of(row), series["series_id"], int(row["seed"])
@@ -291,18 +291,24 @@ def boards(found: Sequence[LeaderboardRow], wide: bool = False) -> list[Board]:
     """Of each task, protocol and share: a table a family of metrics and set of seeds, several where it is too wide."""
     made = []
     for group in _by(found, lambda row: (row.task, row.protocol, row.alpha_attribution)).values():
-        names = _names(group)
+        columns = _by(group, lambda row: (row.column, row.name))
+        several = {name for (_, name), rows in columns.items() if len({row.settings for row in rows}) > 1}
+
+        def name_of(row: LeaderboardRow, several: Set[str] = several) -> str:
+            """With its settings where one column has several of them."""
+            return f"{row.name} ({row.settings or 'defaults'})" if row.name in several else row.name
+
         for family, rows in _by(group, lambda row: f"{row.family}, {_seeds(row)}").items():
             for words, own in _by_truth(rows):
-                costs = _costs([*(row for row in own if row.metric in LDS), *group], names)
-                columns = list(dict.fromkeys(row.column for row in own))
-                tables = math.ceil(len(columns) / MOST_COLUMNS)
-                width = math.ceil(len(columns) / tables)
-                for first in range(0, len(columns), width):
-                    some = [row for row in own if row.column in columns[first : first + width]]
+                costs = _costs([*(row for row in own if row.metric in LDS), *group], name_of)
+                shown = list(dict.fromkeys(row.column for row in own))
+                tables = math.ceil(len(shown) / MOST_COLUMNS)
+                width = math.ceil(len(shown) / tables)
+                for first in range(0, len(shown), width):
+                    some = [row for row in own if row.column in shown[first : first + width]]
                     alphas = dict.fromkeys(f"{row.alpha:g}" for row in some if row.alpha is not None)
                     at = f", alpha {' and '.join(alphas)}" if tables > 1 and alphas else ""
-                    made.append(_board(some, names, costs, wide, f"{family}{words}{at}"))
+                    made.append(_board(some, name_of, costs, wide, f"{family}{words}{at}"))
     return made
 
 
@@ -343,28 +349,27 @@ def _parted(rows: Sequence[LeaderboardRow], names: Sequence[str]) -> list[tuple[
     return found
 
 
-def _costs(group: Sequence[LeaderboardRow], names: Names) -> dict[str, tuple[float, float]]:
+def _costs(group: Sequence[LeaderboardRow], name_of: NameOf) -> dict[str, tuple[float, float]]:
     """Name -> seconds and memory of the first row that has seconds: LDS where there is one, which is first in a group.
 
     Other records may be of a busier machine.
     """
     found: dict[str, tuple[float, float]] = {}
     for row in group:
-        name = names[row.column, row.name, row.settings]
-        if not math.isfinite(found.get(name, (math.nan,))[0]):
-            found[name] = (row.seconds, row.memory)
+        if not math.isfinite(found.get(name_of(row), (math.nan,))[0]):
+            found[name_of(row)] = (row.seconds, row.memory)
     return found
 
 
 def _board(
-    group: Sequence[LeaderboardRow], names: Names, costs: Mapping[str, tuple[float, float]], wide: bool, family: str
+    group: Sequence[LeaderboardRow], name_of: NameOf, costs: Mapping[str, tuple[float, float]], wide: bool, family: str
 ) -> Board:
     """Methods ordered by their first column."""
     first = _by(group, lambda row: row.column)
     header = ["method", *_heads([rows[0] for rows in first.values()]), "seconds", "memory"]
     header += ["settings", "record"] if wide else []
     lines = []
-    for name, own in _by(group, lambda row: names[row.column, row.name, row.settings]).items():
+    for name, own in _by(group, name_of).items():
         cells = {row.column: row for row in own}
         seconds, memory = costs[name]
         line = [name, *(_cell(cells.get(column), wide) for column in first), number(seconds, 1), bytes_text(memory)]
@@ -373,17 +378,6 @@ def _board(
     one = group[0]
     title = f"{one.task}, protocol {one.protocol}, alpha_attribution {one.alpha_attribution:g}: {family}"
     return Board(title, header, lines, _caption(group))
-
-
-def _names(group: Sequence[LeaderboardRow]) -> Names:
-    """Of each (column, label, settings): the label, with its settings where one column has several of them."""
-    by_column = _by(group, lambda row: (row.column, row.name))
-    several = {name for (_, name), rows in by_column.items() if len({row.settings for row in rows}) > 1}
-    names = {}
-    for row in group:
-        told = f" ({row.settings or 'defaults'})" if row.name in several else ""
-        names[row.column, row.name, row.settings] = f"{row.name}{told}"
-    return names
 
 
 def _settings(cells: Iterable[LeaderboardRow]) -> str:

@@ -20,7 +20,7 @@ from bench.publish.html import read_png
 from bench.publish.plots.frame import Drawing, finish, plain_number, text_width
 from bench.publish.plots.style import INK, WIDTH, new_figure
 from bench.records import Results
-from retrain.safe_files import SafeFileError, validate
+from retrain.safe_files import SafeFileError
 
 SAME, OTHER = "#0072b2", "#d55e00"
 MOST_QUERIES = 8  # of a picture of images
@@ -28,15 +28,10 @@ MOST_LABELS = 48  # tokens up to which each is named
 CLOSE_UP = 24  # tokens of the part that is shown large
 
 
-def examples_of(results: Results, kind: str, shape: Any) -> Iterator[tuple[Path, dict[str, Any]]]:
+def examples_of(results: Results, kind: str) -> list[tuple[Path, dict[str, Any]]]:
     """Every examples.json of images or of tokens."""
-    for path, content in results.read("examples.json", schema.ExamplesRecord):
-        if content["kind"] == kind:
-            try:
-                validate(content, shape, path)
-                yield path, content
-            except SafeFileError as error:
-                results.note(str(error))
+    found = results.read("examples.json", schema.ExamplesRecord)
+    return [(path, content) for path, content in found if content["kind"] == kind]
 
 
 def told_of(content: dict[str, Any]) -> tuple[str, str]:
@@ -55,7 +50,7 @@ def label_words(label: str) -> str:
 
 
 def draw_examples(results: Results) -> Iterator[Drawing]:
-    for path, content in examples_of(results, "images", schema.ImagesRecord):
+    for path, content in examples_of(results, "images"):
         queries = content["queries"]
         lacking = [(q["query"], name) for q in queries for name in content["methods"] if name not in q["methods"]]
         try:
@@ -154,7 +149,7 @@ def read_tiles(path: Path, tile: Sequence[int]) -> list[np.ndarray]:
 
 def draw_tokens(results: Results) -> Iterator[Drawing]:
     """Of matrices that have a number for every pair of tokens."""
-    for path, content in examples_of(results, "tokens", schema.TokensRecord):
+    for path, content in examples_of(results, "tokens"):
         for position, pair in enumerate(content["pairs"]):
             down, across = len(pair["query_tokens"]), len(pair["train_tokens"])
             if len(pair["bif"]) != down or any(len(row) != across for row in pair["bif"]):

@@ -36,7 +36,6 @@ from bench.records import (
 )
 from retrain.reference import FULL, SUBSET
 
-Shapes = Mapping[str, dict[str, Any]]
 BAND = 0.3  # of the way from one share to the next: at most as far as points of one share stand apart
 PLACES = ["alpha_attribution", "truth"]
 CEILINGS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -54,15 +53,6 @@ RING: dict[str, Any] = {"marker": "o", "markersize": 9, "markerfacecolor": "none
 VERSION = re.compile(r" \([0-9a-f]{6}\)$")  # of a truth: the code that made it
 
 
-def series_shapes(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """The look of every series; one with fewer seeds than another of them says so wherever it is named."""
-    shapes = looks(zip(rows["method"], rows["series"]))
-    seeds = rows.groupby("series")["seed"].nunique()
-    for name, shape in shapes.items():
-        shape["label"] += of_fewer(seeds[name], seeds.max())
-    return shapes
-
-
 def of_fewer(seeds: int, most: int) -> str:
     return f" ({seeds} seed{'s' * bool(seeds > 1)})" if seeds < most else ""
 
@@ -75,7 +65,14 @@ def draw_lds(results: Results) -> Iterator[frame.Drawing]:
         if group["alpha"].nunique() < 2:  # no curve: its picture is the front one
             continue
         group = frame.short_names(group)
-        shapes = few_of(series_shapes(group), group)
+        shapes, seeds = looks(zip(group["method"], group["series"])), group.groupby("series")["seed"].nunique()
+        for name, shape in shapes.items():  # one with fewer seeds than another says so
+            shape["label"] += of_fewer(seeds[name], seeds.max())
+        # At most nine: the line at 0 stands for random, and settings without a name of their own go first.
+        last = [name for name in shapes if set(group[group["series"] == name]["method"]) == {"random"}]
+        last += [name for name in shapes if ", " in name][::-1] + list(shapes)[::-1]
+        dropped = list(dict.fromkeys(last))[: max(0, len(shapes) - frame.MOST_NAMES)]
+        shapes = {name: shape for name, shape in shapes.items() if name not in dropped}
         left_out = sorted(set(group["series"]) - set(shapes) - {"random"})
         group = group[group["series"].isin(shapes)]
         places = list(group.groupby(PLACES, sort=True))[: frame.MOST_PANELS]
@@ -94,15 +91,6 @@ def draw_lds(results: Results) -> Iterator[frame.Drawing]:
         yield frame.finish_rows(group, figure, stem, f"LDS of {scores} scores", [], notes, [scores], names)
 
 
-def few_of(shapes: Shapes, rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """At most nine of them: the line at 0 stands for random, and settings without a name of their own go first."""
-    method = dict(zip(rows["series"], rows["method"]))
-    last = [name for name in shapes if method[name] == "random"]
-    last += [name for name in shapes if ", " in name][::-1] + list(shapes)[::-1]
-    dropped = set(list(dict.fromkeys(last))[: max(0, len(shapes) - frame.MOST_NAMES)])
-    return {name: shape for name, shape in shapes.items() if name not in dropped}
-
-
 def panel_note(here: pd.DataFrame, group: pd.DataFrame) -> str:
     """What a panel has otherwise than another of its figure: seeds, and how its truth was measured."""
     notes = []
@@ -115,7 +103,7 @@ def panel_note(here: pd.DataFrame, group: pd.DataFrame) -> str:
     return f"\n({', '.join(notes)})" if notes else ""
 
 
-def lds_panel(axis: Axes, rows: pd.DataFrame, shapes: Shapes, named: bool) -> None:
+def lds_panel(axis: Axes, rows: pd.DataFrame, shapes: Mapping[str, dict[str, Any]], named: bool) -> None:
     """LDS against alpha, one line a series, over however many seeds there are; rows of one truth.
 
     `named`: whether the ceiling says that it is one.
@@ -145,10 +133,7 @@ def lds_panel(axis: Axes, rows: pd.DataFrame, shapes: Shapes, named: bool) -> No
         x, y = known.T if len(known) > 1 else (known[0, 0] + np.array([-half, half]), np.full(2, known[0, 1]))
         axis.plot(x, y, color=INK, label=f"_{label}", **style)
         if label == "noise ceiling" and named:
-            alone = len(known) == 1
-            place = (float(x.mean()) if alone else x[-1], y[-1])
-            words: dict[str, Any] = {"textcoords": "offset points", "annotation_clip": False, "in_layout": False}
-            axis.annotate(label, place, (0, 2), ha="center" if alone else "right", va="bottom", fontsize=6, **words)
+            frame.label_line(axis, y[-1], label)
             low, high = axis.get_ylim()
             axis.set_ylim(low, max(high, y[-1] + 0.1 * (high - low)))
     axis.set_xticks(alphas, [f"{alpha:g}" for alpha in alphas])
