@@ -302,8 +302,7 @@ def read_pair(
 EXPERIMENT = ["ground", "truth", "series", "normalised", "alpha", "alpha_attribution", "seed"]
 NUMBERS = [
     "lds", "ci_low", "ci_high", "lds_across_queries", "ceiling", "reliability", "ceiling_low", "ceiling_high", "spread",
-    "fit_seconds", "score_seconds", "peak_memory_bytes", "num_replicates", "num_subsets_replicated", "ceiling_subsets",
-    "linear_share",
+    "fit_seconds", "score_seconds", "peak_memory_bytes", "num_replicates", "num_subsets_replicated", "linear_share",
 ]  # fmt: skip
 # LDS and what goes with it -> the same within groups, of tasks that have groups.
 WITHIN = {
@@ -314,7 +313,7 @@ WITHIN = {
 ROW_COLUMNS = [
     *EXPERIMENT, "task", "protocol", "scheme", "question", "method", "label", "settings", "options", "reference",
     "models", "ground_words", "num_subsets", "num_queries", "num_undefined", *NUMBERS, *WITHIN.values(), "group_name",
-    "ceiling_from", "seconds", "device", "machine", "description", "run_id", "finished", "note", "source",
+    "seconds", "device", "machine", "description", "run_id", "finished", "note", "source",
 ]  # fmt: skip
 CEILING = ["reliability", "ceiling_low", "ceiling_high"]
 IDS = ["ground_id", "truth_id", "series_id"]
@@ -422,7 +421,6 @@ def load_results(folder: str | Path = "runs") -> Results:
             rows += _rows(record, identity)
             pairs += _pairs(record, identity)
     if rows:
-        _find_ceilings(rows)
         frame = pd.DataFrame(rows).reindex(columns=[*ROW_COLUMNS, *IDS])
         for name in (*NUMBERS, *WITHIN.values()):
             frame[name] = pd.to_numeric(frame[name])
@@ -557,34 +555,6 @@ def _effective_replicates(row: Mapping[str, Any]) -> float:
 
 
 # ---- ceilings ----
-
-
-def _find_ceilings(rows: list[dict[str, Any]]) -> None:
-    """Gives rows without replicates the reliability that the same ground has in a record with replicates.
-
-    With m effective replicates the variance of retraining's noise, in units of the signal's, is
-    m (1 / reliability - 1): with the row's own number its reliability follows, and the ceiling is the root.
-    """
-    measured: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        if row["reliability"] is not None and row["num_replicates"]:
-            measured.setdefault((row["ground_id"], *place(row)), []).append(row)
-    borrowers = [row for row in rows if row["reliability"] is None and row["num_replicates"]]
-    for row in borrowers:
-        if found := measured.get((row["ground_id"], *place(row))):
-            best = max(found, key=lambda r: (r["num_subsets_replicated"] or 0, r["num_replicates"], r["finished"]))
-            ratio = _effective_replicates(row) / _effective_replicates(best)
-            row["reliability"] = of_more_replicates(best["reliability"], ratio)
-            row["ceiling"] = math.sqrt(row["reliability"])
-            for end in ("ceiling_low", "ceiling_high"):
-                if best[end] is not None:
-                    row[end] = math.sqrt(of_more_replicates(max(0.0, best[end]) ** 2, ratio))
-            row |= {"ceiling_from": best["run_id"], "ceiling_subsets": best["num_subsets_replicated"]}
-
-
-def of_more_replicates(reliability: float, ratio: float) -> float:
-    """Spearman and Brown: the reliability of `ratio` times as many replicates; 0 where there was none."""
-    return ratio * reliability / (1 + (ratio - 1) * reliability) if reliability > 0 else 0.0
 
 
 def ceiling_over_seeds(cell: pd.DataFrame) -> PooledCeiling:

@@ -457,7 +457,7 @@ def _caption(rows: pd.DataFrame, metric: str, scores: str) -> str:
         bars += ". Ceiling: of the seeds' mean reliability, with its 95 % interval"
     kinds = "raw / train-normalised" if scores == "both" else scores
     across = "" if metric == "lds" else " across queries"
-    runs = sorted({*rows["run_id"], *rows["ceiling_from"].dropna()})
+    runs = sorted(set(rows["run_id"]))
     words = str(rows["ground_words"].iloc[0])
     return (
         f"LDS{across}, {kinds}. {words[:1].upper()}{words[1:]}, "

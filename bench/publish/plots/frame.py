@@ -317,9 +317,9 @@ def finish_rows(
 ) -> Drawing:
     """Of rows of one ground: its description before the title, its words first, and the runs behind the rows.
 
-    With the runs that only the ceiling comes from; `scores` are for the report's filters.
+    `scores` are for the report's filters.
     """
-    runs = sorted({*rows["run_id"].dropna(), *rows["ceiling_from"].dropna()})
+    runs = sorted(set(rows["run_id"]))
     facts = {name: sorted(set(rows[name])) for name in ("task", "protocol")} | {"method": in_order(rows["method"])}
     facts |= {"scores": list(scores)} if scores else {}
     first = rows.iloc[0]
@@ -434,11 +434,7 @@ def notes_of(told: str, rows: pd.DataFrame) -> list[str]:
 
 
 def ceiling_notes(rows: pd.DataFrame) -> Iterator[str]:
-    """Where the ceiling comes from if these runs have no replicates; where it is unknown, or may be 0."""
-    groups = rows.groupby("ceiling_from", sort=True)
-    if len(groups):
-        runs = [f"{run} ({span(group['ceiling_subsets'])} subsets)" for run, group in groups]
-        yield f"Ceiling from replicates in run {', '.join(runs)}."
+    """Where the ceiling is unknown, or may be 0."""
     unknown, noisy = [], dict[float, set[float]]()
     for (_, share, alpha), cell in rows.groupby(["truth", "alpha_attribution", "alpha"], sort=True):
         unknown.append(not cell["reliability"].count())
