@@ -455,17 +455,15 @@ def _rows(record: Mapping[str, Any], identity: Identity) -> list[dict[str, Any]]
         "machine": f"{device}, {machine.get('cores')} cores" if "CPU" in device else device,
         "device": device,
     }
+    of_ceiling = ["num_replicates", "reliability", "num_subsets_replicated", "group_name"]
+    of_ceiling += [name for name in WITHIN.values() if "ceiling" in name or "reliability" in name]
     found = []
     for row in record["rows"]:
         ceiling = identity.ceilings.get(place(row), {})
-        measured = {name: ceiling.get(name) for name in ("num_replicates", "reliability", "num_subsets_replicated")}
-        if measured["reliability"] is None and row.get("ceiling") is not None:
-            measured["reliability"] = row["ceiling"] ** 2
-        own = {"run_id": record["run_id"]} | {f"ceiling_{end}": ceiling.get(f"ci_{end}") for end in ("low", "high")}
-        own["linear_share"] = ceiling.get("linear_share") if is_known(ceiling) else None
-        names = ("group_name", *(name for name in WITHIN.values() if "ceiling" in name or "reliability" in name))
-        own |= {name: ceiling.get(name) for name in names}
-        found.append({**known, **row, **measured, **own, **identity.of(row)})
+        own = {name: ceiling.get(name) for name in of_ceiling}
+        own |= {f"ceiling_{end}": ceiling.get(f"ci_{end}") for end in ("low", "high")}
+        own |= {"run_id": record["run_id"], "linear_share": ceiling.get("linear_share") if is_known(ceiling) else None}
+        found.append({**known, **row, **own, **identity.of(row)})
     return found
 
 

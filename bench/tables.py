@@ -206,10 +206,8 @@ def primary(frame: pd.DataFrame) -> pd.DataFrame:
 def remarks(frame: pd.DataFrame, wide: bool) -> list[str]:
     """What a reader of the table must know, a line each."""
     lines = []
-    normalised, negative = (
-        frame[frame["normalised"].astype(bool)],
-        frame[(frame["ci_high"] < 0) & (frame["lds"] < -0.05)],
-    )
+    normalised = frame[frame["normalised"].astype(bool)]
+    negative = frame[(frame["ci_high"] < 0) & (frame["lds"] < -0.05)]
     if not wide and len(normalised) and len(normalised) < len(frame):
         lines.append("scores as they are (raw); --wide has the normalised ones, too")
     if wide and (lacking := sorted(set(frame["label"]) - set(normalised["label"]))):
@@ -228,12 +226,9 @@ def settings_lines(frame: pd.DataFrame) -> list[str]:
     lines = []
     for (label, settings, origin), rows in frame.groupby(["label", "settings", "origin"], sort=False):
         kinds = sorted(set(rows["normalised"]))
-        only = (
-            ""
-            if len(kinds) == 2 or len(set(frame[frame["label"] == label]["settings"])) == 1
-            else f", {SCORES_CALLED[kinds[0]]}"
-        )
+        alike = len(kinds) == 2 or len(set(frame[frame["label"] == label]["settings"])) == 1
         if settings or origin != "default":
+            only = "" if alike else f", {SCORES_CALLED[kinds[0]]}"
             lines.append(f"{label}{only}: {settings or 'defaults'} ({origin})")
     return [f"\nsettings  {lines[0]}", *(f"          {line}" for line in lines[1:])] if lines else []
 
@@ -382,17 +377,11 @@ def pairs_text(pairs: list[dict[str, Any]], alpha: float, alpha_attribution: flo
     """Is one method really ahead of another, on the same subsets and queries?"""
     shown = pairs_worth_showing(pairs, alpha, alpha_attribution)
     within = bool(shown) and "difference_within_groups" in shown[0]
-    lines = [
-        [
-            f"{pair['label']} - {pair['against']}",
-            SCORES_CALLED[pair["normalised"]],
-            f"{pair['difference']:+.3f}",
-            f"[{pair['ci_low']:+.3f}, {pair['ci_high']:+.3f}]",
-            f"{pair['p_value']:.2g}",
-            *([_within_pair_text(pair)] if within else []),
-        ]
-        for pair in shown
-    ]
+    lines = []
+    for pair in shown:
+        line = [f"{pair['label']} - {pair['against']}", SCORES_CALLED[pair["normalised"]], f"{pair['difference']:+.3f}"]
+        line += [f"[{pair['ci_low']:+.3f}, {pair['ci_high']:+.3f}]", f"{pair['p_value']:.2g}"]
+        lines.append(line + ([_within_pair_text(pair)] if within else []))
     header = ["paired difference", "scores", "LDS", "95 % interval", "p", *(["within groups (p)"] if within else [])]
     return "\n" + table(header, lines, left=2) if lines else ""
 
