@@ -56,7 +56,7 @@ KINDS = (
          "fig:retraining, fig:individual_LDS_scores, fig:individual_LDS_scores_2, tab:LLM_LDS_scores"),
     Kind("scaling", "scaling", "seconds, memory and disk against model size, and who is cheaper where", "scaling.csv",
          "tda-bench scaling", "fig:benchmark_big_ek-fac, tab:bif-vs-ekfac"),
-    Kind("budget", "budget", "LDS against draws, projection and checkpoints", "budget.json", "tda-bench tune budget"),
+    Kind("budget", "lds", "LDS against draws, projection and checkpoints", "budget.json", "tda-bench tune budget"),
     Kind("examples", "examples", "queries and their most and least influential training images",
          "examples.json of an image task", "tda-bench inspect --task cifar10 --query 0 1 2 3 --top 4",
          "fig:image-main, fig:image-full"),

@@ -405,7 +405,6 @@ def test_who_is_cheaper_where_is_drawn_from_rows_alone() -> None:
     rows = pd.DataFrame(rows_by_law(SIZES))
     assert can_draw(rows)
     assert not can_draw(rows[rows["method"] == "bif"])
-    assert not can_draw(rows.drop(columns="lambda_per_example"))
     settings: Any = {**matplotlib.rcParamsDefault, "backend": "agg", **style.RC}
     with matplotlib.rc_context(settings):
         figure = style.new_figure(style.WIDTH, 2.8)
