@@ -345,13 +345,6 @@ class Results:
         texts = [f"run {run}{recorded_text(one, version_told(one), wide)}" for run, one in self.records.items()]
         return "\n\n".join([*texts, *self.problems]) or f"{self.folder}: no runs"
 
-    def save(self, out: str | Path) -> Path:
-        """The rows of all runs as one table, lds.csv in that folder."""
-        folder = Path(out)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / "lds.csv", csv_text(self.rows))
-        return folder / "lds.csv"
-
     def files(self, name: str) -> list[Path]:
         """Every file of that name, in order of its path; a link to a folder is a problem, and is not followed."""
         found = []
