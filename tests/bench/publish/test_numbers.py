@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,7 +90,12 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
          "all_seconds": [total]}
         for name, total, agrees in timed
     ]  # fmt: skip
-    speed = {"commit": "0123456789ab", "code": "fe", "description": "made up", "rows": [row | known for row in rows]}
+    speed: dict[str, Any] = {
+        "commit": "0123456789ab",
+        "code": "fe",
+        "description": "made up",
+        "rows": [row | known for row in rows],
+    }
     speed |= {"question": {}, "device": "CPU"}
     (tmp_path / "results" / "speed.json").write_text(json.dumps(speed))
     return tmp_path

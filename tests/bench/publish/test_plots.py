@@ -160,7 +160,13 @@ def write_long_tokens(folder: Path) -> None:
     matrix = np.random.default_rng(1).normal(size=(60, 70)).round(3)
     pair = {"query": 1, "train": 2, "query_tokens": [f" w{k}" for k in range(60)], "train_tokens": ["x$y"] * 70}
     pair |= {"bif": matrix.tolist(), "ekfac": matrix[0].tolist()}
-    content = {"kind": "tokens", "task": "long", "description": "long", "scores": "normalised BIF", "pairs": [pair]}
+    content: dict[str, Any] = {
+        "kind": "tokens",
+        "task": "long",
+        "description": "long",
+        "scores": "normalised BIF",
+        "pairs": [pair],
+    }
     content |= {"seed": 1, "protocol": "scratch", "methods": ["bif"], "settings": {}, "rule": "", "num_draws": 100}
     (folder / "examples.json").write_text(json.dumps(content))
 
