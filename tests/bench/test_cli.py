@@ -6,14 +6,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from bench import cache
 from bench.cli import COMMANDS, OLD_COMMANDS, main
 from bench.truth import __main__ as truth
 from retrain import progress
-from retrain.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -91,15 +89,6 @@ def test_a_slip_is_one_line_that_says_what_was_meant(
     main: Callable[[list[str]], int], arguments: list[str], words: str, refused: Callable[..., str]
 ) -> None:
     assert words in refused(main, arguments)
-
-
-def test_nothing_is_pruned_by_a_slip(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.write("numbers", {"index": 1}, {"number": np.zeros(1)}, {})
-    for days in ("nan", "-1"):
-        with pytest.raises(SystemExit):
-            cache.main(["prune", "--older-than", days, "--yes", "--cache", str(tmp_path)])
-    assert store.has("numbers", {"index": 1})
 
 
 # ---- progress ----

@@ -290,10 +290,3 @@ def test_what_is_wrong_is_named_in_one_line(change: dict[str, Any], line: str) -
         validate({**GOOD, **change}, Run, "run.json")
     assert str(caught.value).startswith("run.json: ")
     assert str(caught.value).isprintable()
-
-
-def test_where_names_what_was_checked() -> None:
-    with pytest.raises(SafeFileError, match=r"log.jsonl: line 3 is a list of 0; expected object"):
-        validate([], Event, "log.jsonl", "line 3")
-    with pytest.raises(SafeFileError, match=r"figures.json: lds.time is -1"):
-        validate({"sound": GOOD["events"][0], "lds": {"event": "done", "time": -1}}, dict[str, Event], "figures.json")

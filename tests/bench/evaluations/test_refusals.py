@@ -85,7 +85,6 @@ SLIPS = [
     (["--out", "FILE"], "cannot be made: File exists"),
     (["--cache", "/dev/null/x"], "the cache folder /dev/null/x cannot be used (Not a directory)"),
 ]
-PLANTED_TASK = ["--task", PLANTED]
 OTHER_SLIPS = [
     (calibration, ["--alpha", "abc"], '"abc" is no number; expected a fraction such as 0.1'),
     (calibration, ["--alpha", "2"], "2 is out of range; expected a fraction above 0 and below 1"),

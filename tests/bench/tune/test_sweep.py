@@ -82,29 +82,6 @@ def test_what_ran_away_is_not_run_again(
     assert json.loads(path.read_text())["run_id"] == before["run_id"], "the same words, and so the same record"
 
 
-def test_an_interrupted_sweep_goes_on_where_it_was(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from baselines.bif.method import BIF
-
-    command = [*arguments, "--grid", "gamma=1,10,100", "--set", "bif.step_size=0.004"]
-    score, calls = BIF.score, []
-
-    def counted(self, problem, state):  # type: ignore[no-untyped-def]
-        if len(calls) == 2:
-            calls.append("interrupted")
-            raise KeyboardInterrupt
-        calls.append(self.gamma)
-        return score(self, problem, state)
-
-    monkeypatch.setattr(BIF, "score", counted)
-    assert main(command) == 130
-    assert main(command) == 0
-    scored = [gamma for gamma in calls if gamma != "interrupted"]
-    assert scored[:3] == [1.0, 10.0, 100.0], "finished cells are not scored again"
-    assert len(scored) <= 5, "and the best cells once more on the report queries"
-
-
 def test_budget_curves_use_one_runs_traces(arguments: list[str], tmp_path: Path) -> None:
     command = ["budget", *arguments[1:], "--set", "bif.gamma=1", "--set", "bif.step_size=0.004"]
     command += ["--set", "trak.ridge=0.001"]
