@@ -105,31 +105,35 @@ def add_rows(
     )
     for (label, normalised), result in results.items():
         variant, prediction = behind[label, normalised]
-        count, mixing = (prediction.record.get(name) for name in ("num_scores_not_finite", "diagnostics"))
-        notes = [f"{count} scores are not finite" if count else "", str((mixing or {}).get("mixing") or "")]
-        if within is not None and plan.scheme == "balanced" and not counts.take_out(made[label, normalised]).any():
-            notes.append(f"knows the {task.group_name} alone, of which all subsets hold the same")
-        elif result.num_undefined == result.num_queries:
-            kind = "train-normalised LDS" if normalised else "LDS"
-            told = f"is undefined for every query at alpha {plan.alpha:g}, seed {plan.seed}"
-            out.problems.append(f"{kind} of {label} {told}: {undefined_reason(losses, made[label, normalised])}")
-        elif result.num_undefined:
-            undefined = ~np.isfinite(result.per_query)
-            notes.append(undefined_reason(losses[:, undefined], made[label, normalised][:, undefined]))
+        values, undefined = made[label, normalised], ~np.isfinite(result.per_query)
+        reason = undefined_reason(losses[:, undefined], values[:, undefined]) if undefined.any() else ""
+        if within is not None and plan.scheme == "balanced" and not counts.take_out(values).any():
+            reason = f"knows the {task.group_name} alone, of which all subsets hold the same"
+        elif undefined.all():
+            kind, place = "train-normalised LDS" if normalised else "LDS", f"alpha {plan.alpha:g}, seed {plan.seed}"
+            out.problems.append(f"{kind} of {label} is undefined for every query at {place}: {reason}")
+            reason = ""
+        inner = {} if within is None else columns(within[1][label, normalised], LDS_WITHIN)
+        inner |= {} if within is None else {"ceiling_within_groups": within[0].ceiling}
         out.rows.append(
             where
             | _row_of_method(variant, label, normalised, prediction.record, result)
             | columns(ceiling, CEILING_OF_ROW)
             | {name: linear[name] for name in ("linear_ceiling", "linear_low", "linear_high")}
-            | {"num_replicates": plan.replicates, "note": "; ".join(filter(None, notes))}
+            | {"num_replicates": plan.replicates}
+            | {"note": "; ".join(filter(None, [*notes_of(prediction.record), reason]))}
+            | inner
         )
-        if within is not None:
-            out.rows[-1] |= columns(within[1][label, normalised], LDS_WITHIN)
-            out.rows[-1]["ceiling_within_groups"] = within[0].ceiling
     for (first, second), pair in differences.items():
         named = {"label": first[0], "against": second[0], "normalised": first[1]}
         inner = {} if within is None else columns(within[2][first, second], PAIR_WITHIN)
         out.pairs.append(where | named | columns(pair, PAIR_NUMBERS) | inner)
+
+
+def notes_of(record: Mapping[str, Any]) -> list[str]:
+    """What a row says of its scores: how many are not finite, and chains that did not mix."""
+    count, mixing = record.get("num_scores_not_finite"), (record.get("diagnostics") or {}).get("mixing")
+    return [f"{count} scores are not finite" if count else "", str(mixing or "")]
 
 
 def _row_of_method(
