@@ -382,6 +382,13 @@ class Check:
     warning: str = ""  # a miss that is no failure, and why
 
     @property
+    def failure(self) -> str:
+        """What is expected; of a run that raised, what it raised. Empty where it passed."""
+        if self.passed or self.name == "run":
+            return "" if self.passed else self.note
+        return f"{number(self.value)}, expected {self.relation} {number(self.limit)}: {self.note}"
+
+    @property
     def relation(self) -> str:
         return "<=" if self.name in ("finite", "zeros", "cost") else ">="
 
@@ -494,11 +501,10 @@ class Verdict:
     checks: list[Check] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     seconds: float = 0.0
-    error: str = ""
 
     @property
     def passed(self) -> bool:
-        return not self.error and all(check.passed for check in self.checks)
+        return all(check.passed for check in self.checks)
 
 
 def gate(
@@ -523,7 +529,7 @@ def gate(
             verdict.warnings.append(f"cost: {check.warning}; {check.note}")
     except Exception as error:
         file, line = blamed(error)
-        verdict.error = f"{error_line(error)} ({shortened(file)}:{line})"
+        verdict.checks = [Check("run", math.nan, math.nan, False, f"{error_line(error)} ({shortened(file)}:{line})")]
     verdict.seconds = time.perf_counter() - start
     return verdict
 
@@ -631,11 +637,8 @@ def verdict_table(verdicts: Sequence[Verdict]) -> str:
     rows, notes = [], []
     for verdict in verdicts:
         where = f"{verdict.method} on {verdict.task}"
-        if verdict.error:
-            rows.append([verdict.task, verdict.method, "run", "FAIL", "-", "-"])
-            notes.append(f"run of {where}: {verdict.error}")
         for check in verdict.checks:
-            limit = f"{check.relation} {number(check.limit)}"
+            limit = "-" if check.name == "run" else f"{check.relation} {number(check.limit)}"
             rows.append([verdict.task, verdict.method, check.name, check.state, number(check.value), limit])
         notes += [f"{check.name} of {where}: {check.note}" for check in verdict.checks if not check.passed]
     notes += [f"warning, {one.method} on {one.task}: {text}" for one in verdicts for text in one.warnings]
@@ -651,17 +654,13 @@ def junit(verdicts: Sequence[Verdict]) -> ElementTree.Element:
     suites = ElementTree.Element("testsuites")
     suite = ElementTree.SubElement(suites, "testsuite", name="bench.regress")
     for verdict in verdicts:
-        found = {"run": verdict.error} if verdict.error else {}
-        for c in verdict.checks:
-            missed = f"{number(c.value)}, expected {c.relation} {number(c.limit)}: {c.note}"
-            found[c.name] = "" if c.passed else missed
-        for place, (name, failure) in enumerate(found.items()):
-            seconds = 0.0 if place else verdict.seconds
-            about = {"classname": f"{verdict.task}.{verdict.method}", "name": name, "time": f"{seconds:.3f}"}
-            case = ElementTree.SubElement(suite, "testcase", about)
-            if failure:
-                ElementTree.SubElement(case, "failure", message=failure)
-            for text in [] if place else verdict.warnings:
+        for check in verdict.checks:
+            is_first = check is verdict.checks[0]
+            about = {"classname": f"{verdict.task}.{verdict.method}", "name": check.name}
+            case = ElementTree.SubElement(suite, "testcase", about, time=f"{verdict.seconds * is_first:.3f}")
+            if check.failure:
+                ElementTree.SubElement(case, "failure", message=check.failure)
+            for text in verdict.warnings if is_first else ():
                 ElementTree.SubElement(case, "system-out").text = text
     suite.set("tests", str(len(suite)))
     suite.set("failures", str(len(suite.findall(".//failure"))))
