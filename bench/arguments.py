@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
         if listed:
             width = max(map(len, listed))
             lines = [f"  {name:{width}}  {text}" for name, text in listed.items()]
-            options["epilog"] = "\n".join(["there are:", *lines])
+            options["epilog"] = "\n".join(["available:", *lines])
             options["formatter_class"] = argparse.RawDescriptionHelpFormatter
         super().__init__(**{"allow_abbrev": False, **options})
 

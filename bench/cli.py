@@ -32,7 +32,7 @@ COMMANDS = {
     "scaling": ("bench.scaling.__main__", "time and memory across the Pythia suite; --estimate predicts a run"),
     "truth": ("bench.truth.__main__", "ground truth of others, ours for others, and banks to compete on"),
     "regress": ("bench.regress", "the gate: has a method become worse, or dearer?"),
-    "publish": ("bench.publish.__main__", "figures, options.report, leaderboard, claims, and numbers in pages"),
+    "publish": ("bench.publish.__main__", "figures, report, leaderboard, claims, and numbers in pages"),
     "inspect": (
         "bench.inspect.__main__",
         "the training examples, or tokens, that matter most to a query; also with a model of your own",
@@ -55,7 +55,7 @@ OLD_COMMANDS = {
     "tokens": "inspect tokens",
     "bank": "truth bank",
     "figures": "publish figures",
-    "options.report": "publish options.report",
+    "report": "publish report",
     "leaderboard": "publish leaderboard",
     "words": "publish numbers",
     "ledger": "publish claims",
