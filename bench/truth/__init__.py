@@ -49,7 +49,7 @@ from bench.rows import (
     undefined_reason,
 )
 from bench.schema import RunRecord
-from bench.tables import ceiling_text, divisor, interval, number, pairs_text, share_text, table
+from bench.tables import RunRows, show
 from bench.truth.folder import one_array, read_truth
 from retrain.errors import UsageError
 from retrain.safe_files import one_line
@@ -205,31 +205,14 @@ def save_scores(
 
 
 def show_scores(found: dict[str, Any], truth: GroundTruth, recorded: Recorded | None = None) -> str:
-    def best_first(row: dict[str, Any]) -> float:
-        return -row["lds"] if row["lds"] is not None and math.isfinite(row["lds"]) else math.inf
-
-    replicates, subsets, queries = truth.losses.shape
-    header = ["scores", "LDS", "95 % interval", "of ceiling", "undefined", "across queries"]
-    ceiling = divisor(found["ceilings"])
-    lines = [
-        [
-            row["label"] + ("" if row["origin"] == "given" else " (recorded)"),
-            number(row["lds"]),
-            interval(row["ci_low"], row["ci_high"]),
-            share_text(math.nan if row["lds"] is None else row["lds"], ceiling),
-            str(row["num_undefined"]),
-            number(row["lds_across_queries"]),
-        ]
-        for row in sorted([*found["rows"], *_recorded_rows(recorded)], key=best_first)
-    ]
-    words = (
-        f"{truth.record.get('source', 'ground truth')}: {subsets} subsets x {replicates} replicate(s) of "
-        f"{truth.masks.shape[1]} training examples, {queries} queries; {ceiling_text(found['ceilings'])}"
-    )
+    """The tables of any run, recorded methods among the rows; pairs are of the files alone."""
+    unknown = dict.fromkeys(("fit_seconds", "score_seconds", "peak_memory_bytes"), math.nan)
+    rows = [*(unknown | row for row in found["rows"]), *_recorded_rows(recorded)]
     given = {row["label"] for row in found["rows"]}
-    mine = [pair for pair in found["pairs"] if given & {pair["label"], pair["against"]}]
-    pairs = [{**pair, "alpha": 0.0, "alpha_attribution": 0.0} for pair in mine]
-    return "\n".join(part for part in (words, table(header, lines), pairs_text(pairs, 0.0, 0.0)) if part)
+    pairs = [pair for pair in found["pairs"] if given & {pair["label"], pair["against"]}]
+    source = truth.record.get("source", "ground truth")
+    description = f"{source}, {truth.masks.shape[1]} training examples"
+    return show(RunRows(rows, pairs, found["ceilings"]), description, where_of_truth(truth)["protocol"])
 
 
 def _recorded_rows(recorded: Recorded | None) -> list[dict[str, Any]]:

@@ -175,7 +175,7 @@ def test_scores_from_elsewhere_stand_beside_recorded_ones(
     words = ["--ground-truth", str(world["bank"]), "--scores", str(folder / "mine.npy"), "--scores-are", "helpfulness"]
     assert lds([*words, "--out", str(folder / "runs")]) == 0
     printed = capsys.readouterr().out
-    assert "kfac (recorded)" in printed
+    assert "mine: defaults (given)" in printed
     assert "mine - gradsim" in printed
     record = next(
         found
