@@ -76,7 +76,12 @@ def time_methods(arguments: argparse.Namespace, command: str, prog: str) -> int:
         record = {**known, **asked, "rows": rows, "failed": failed, **provenance(device)}
         if arguments.out:  # another question's record is put aside
             path = Path(arguments.out) / "speed.json"
-            unwritten = try_write(lambda: (keep_earlier(path, run_id), write_json(path, record)), path)
+
+            def write() -> None:
+                keep_earlier(path, run_id)
+                write_json(path, record)
+
+            unwritten = try_write(write, path)
             print("" if unwritten else f"\nrecord: {path}")
             problems += [unwritten] if unwritten else []
     skipped = [f"skipped {label}: {reason}" for label, reason in session.skipped.items()]

@@ -598,7 +598,7 @@ def update(arguments: argparse.Namespace, folder: Path) -> int:
 
 def gate_all(arguments: argparse.Namespace, folder: Path) -> int:
     """Judges every method that was asked for, prints the table, and then writes the JUnit file."""
-    runs, settings = [], (arguments.seed, arguments.cost == "warn")
+    runs, only_warn = [], arguments.cost == "warn"
     for name in chosen_tasks(arguments, folder):
         task = load_task(name)
         recorded = read_task_baseline(folder, task)
@@ -607,7 +607,8 @@ def gate_all(arguments: argparse.Namespace, folder: Path) -> int:
         runner = GateRunner(task, recorded)
         for label, method in chosen_methods(arguments, folder, task):
             runs.append((runner, label, method, read_method_baseline(folder, task.name, label)))
-    verdicts = [gate(*one, *settings) for one in bar(runs, desc="methods", unit="method", leave=False)]
+    turns = bar(runs, desc="methods", unit="method", leave=False)
+    verdicts = [gate(*one, seed=arguments.seed, only_warn=only_warn) for one in turns]
     print(verdict_table(verdicts))
     write = lambda: ElementTree.ElementTree(junit(verdicts)).write(arguments.junit)  # noqa: E731
     if unwritten := try_write(write, arguments.junit) if arguments.junit else "":
