@@ -63,12 +63,16 @@ class LinearCopies(LogisticCopies):
         return -(gradients @ covariance @ gradients.T + second)[self.num_train :, : self.num_train]
 
 
+def largest_precision(task: LogisticCopies, n_beta: float, gamma: float) -> float:
+    return n_beta * float(torch.linalg.eigvalsh(task.hessian())[-1]) + gamma
+
+
 def traces_by_copy(
     task: LogisticCopies, folder: Path, seed: int, n_beta: float, gamma: float, step_size: float, sampler: str
 ) -> Tensor:
     """(copies, draws, train + queries) losses: one run of the method."""
     # Draws are half a relaxation time apart.
-    thinning = {"sgld": round(1 / (step_size * task.largest_precision(n_beta, gamma / n_beta))), "sghmc": 16}[sampler]
+    thinning = {"sgld": round(1 / (step_size * largest_precision(task, n_beta, gamma))), "sghmc": 16}[sampler]
     train, queries = task.num_train, task.num_queries
     method = BIF(
         sampler=sampler, chains=1, draws=DRAWS, burn_in=8, thinning=thinning, step_size=step_size, gamma=gamma,
@@ -123,8 +127,8 @@ def test_damped_logistic_regression(tmp_path: Path) -> None:
     """Against the posterior summed over a grid."""
     task, n_beta, gamma = LogisticCopies(copies=COPIES), 600.0, 30.0
     exact = task.exact_bif(n_beta, gamma / n_beta)
-    step_size = 0.04 / task.largest_precision(n_beta, gamma / n_beta)
-    runs = [traces_by_copy(task, tmp_path, seed, n_beta, gamma, step_size, "sghmc") for seed in range(4)]
+    step_size = 0.04 / largest_precision(task, n_beta, gamma)
+    runs = [traces_by_copy(task, tmp_path, seed, n_beta, gamma, step_size, "sghmc") for seed in (0, 1)]
     for traces in runs:
         assert relative_error(bif(task, traces), exact) < 0.05
     assert abs(error_slope(task, runs, exact) + 0.5) < 0.15
