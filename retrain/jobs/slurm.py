@@ -324,19 +324,17 @@ class _Driver:
             max_attempts=self.tracker.max_attempts, same_failures=self.tracker.same.limit,
             kinds_done=tuple(sorted(self.tracker.same.kinds_done)),
         )  # fmt: skip
-        task = ["srun", "--unbuffered", sys.executable, "-u", "-c", TASK_CODE, json.dumps(asdict(worker))]
+        task = ["srun", "-u", sys.executable, "-u", "-c", TASK_CODE, json.dumps(asdict(worker))]
         script = "\n".join(["#!/bin/bash", *self.setup, shlex.join(task)]) + "\n"
         # %A and %a are the array's number and the task's.
         output = str(batch.subfolder("logs")).replace("%", "%%") + f"/{self.run}-%A_%a.out"
         array = [f"--array=0-{count - 1}%{self.max_jobs}", f"--output={output}"]
-        done = subprocess.run(
-            ["sbatch", "--parsable", *self.flags, *array], input=script, capture_output=True, text=True
-        )
-        number = done.stdout.strip().partition(";")[0]  # behind it, a cluster of several
-        if done.returncode or not number.isdigit():
+        done = subprocess.run(["sbatch", *self.flags, *array], input=script, capture_output=True, text=True)
+        number = re.search(r"batch job (\d+)", done.stdout)
+        if done.returncode or number is None:
             said = " ".join((done.stderr or done.stdout).split())
             raise JobError(one_line(f"Slurm did not take the jobs: {said}", 1000))
-        names = [f"{number}_{task}" for task in range(count)]
+        names = [f"{number[1]}_{task}" for task in range(count)]
         append_line(batch.folder / "jobs.jsonl", {"jobs": names, "run": self.run, "time": time.time()})
         self.submitted += names
         return count

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from retrain.errors import UsageError
+from retrain.examples import Indices, shuffled_batches
 from retrain.losses import IGNORED, CrossEntropy, Loss, SquaredError
 from retrain.task import Task, classifies
 
@@ -68,6 +69,20 @@ def refuse_labels(loss: Loss, outputs: Tensor, targets: Tensor, what: str, names
         raise UsageError(
             f"{len(names)} classes are named, but the model has {classes} outputs; expected a name for each"
         )
+
+
+def trained_by_adamw(
+    task: Any, model: nn.Module, indices: Indices, order_seed: int, device: torch.device, **options: Any
+) -> nn.Module:
+    """The model after `task.epochs` over these examples, in batches of `task.batch_size`, in the mode it came in."""
+    data, model = task.train_data.select(indices).to(device), model.to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), **options)
+    for rows in shuffled_batches(len(data), task.batch_size, task.epochs, order_seed):
+        loss = task.example_loss(model, (data.inputs[rows], data.targets[rows])).mean()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+    return model
 
 
 @torch.no_grad()

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from retrain import plugins
 from retrain.data.rows import LABEL_NAMES, class_numbers, filled, named_column, read_train_and_queries
 from retrain.errors import UsageError, error_line
-from retrain.examples import Examples, Indices, shuffled_batches
+from retrain.examples import Examples, Indices
 from retrain.losses import CrossEntropy, Loss, SquaredError
-from retrain.models.weights import load_state, read_state, refuse_labels, refuse_other_order
+from retrain.models.weights import load_state, read_state, refuse_labels, refuse_other_order, trained_by_adamw
 from retrain.task import Task, not_in_key, weights_digest
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU, "sigmoid": nn.Sigmoid, "silu": nn.SiLU}
@@ -174,14 +174,8 @@ class Table(Task):
                 "how the model of --model was trained is not known, so methods cannot be judged at it; leave --model "
                 "out to have one trained here, or write a task with a `train`"
             )
-        model, data = self.build_model(init_seed).to(device).train(), self.train_data.select(indices).to(device)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay)
-        for rows in shuffled_batches(len(data), self.batch_size, self.epochs, order_seed):
-            loss = self.example_loss(model, (data.inputs[rows], data.targets[rows])).mean()
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
-        return model.eval()
+        model, rates = self.build_model(init_seed), {"lr": self.learning_rate, "weight_decay": self.weight_decay}
+        return trained_by_adamw(self, model.train(), indices, order_seed, device, **rates).eval()
 
 
 def perceptron(sizes: list[int], activation: type[nn.Module]) -> nn.Sequential:

@@ -18,10 +18,10 @@ from torch import nn
 
 from retrain.data.rows import LABEL_NAMES, TEXT_NAMES, class_numbers, filled, named_column, read_train_and_queries
 from retrain.errors import UsageError, error_line
-from retrain.examples import Examples, Indices, shuffled_batches
+from retrain.examples import Examples, Indices
 from retrain.models.huggingface import METHOD_BATCHES, tokenized, wrapped
 from retrain.models.pretrained import model_folder
-from retrain.models.weights import refuse_other_order
+from retrain.models.weights import refuse_other_order, trained_by_adamw
 from retrain.task import Task, not_in_key
 
 
@@ -148,13 +148,5 @@ class TextClassifier(Task):
     def train(self, indices: Indices, *, init_seed: int, order_seed: int, device: torch.device) -> nn.Module:
         if self.protocol == "given":
             raise UsageError("--protocol given looks at the model as it is; to judge methods, take --protocol finetune")
-        model = self.build_model(init_seed).to(device)  # in eval mode: dropout would be random beyond the order
-        data = self.train_data.select(indices).to(device)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=self.learning_rate)
-        for rows in shuffled_batches(len(data), self.batch_size, self.epochs, order_seed):
-            batch = data.select(rows)
-            loss = self.example_loss(model, (batch.inputs, batch.targets)).mean()
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
-        return model
+        model = self.build_model(init_seed)  # in eval mode: dropout would be random beyond the order
+        return trained_by_adamw(self, model, indices, order_seed, device, lr=self.learning_rate)

@@ -76,12 +76,11 @@ def sbatch(arguments):
     last = int(re.fullmatch(r"0-(\d+)%\d+", options["array"])[1])
     for task in range(last + 1):
         launch(f"{number}_{task}", str(copy), options["output"], 0)
-    print(number)
+    print(f"Submitted batch job {number}")
 
 
 def srun(arguments):
-    command = [word for word in arguments if word != "--unbuffered"]
-    os.execvp(command[0], command)
+    os.execvp(arguments[1], arguments[1:])  # behind -u
 
 
 def squeue(_arguments):
