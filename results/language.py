@@ -142,7 +142,7 @@ def tune(arguments: argparse.Namespace) -> int:
     subsets = min(TUNED_SUBSETS, arguments.subsets)
     tuned = Path(os.environ["TDA_BENCH_TUNED"])
     command = ["--alpha", "0.5", "--seeds", str(TUNED_SEED), "--replicates", "1", "--subsets", str(subsets)]
-    command += ["--tries", str(TRIES), "--further", "2", "--methods", *GRIDS, "--out", str(tuned)]
+    command += ["--tries", str(TRIES), "--methods", *GRIDS, "--out", str(tuned)]
     tried = {name: options for name, options in BATCHES.items() if name in GRIDS}
     failed = tune_main([*command, *common_words(arguments, {**tried, "bif": {"draws": PROBED_DRAWS}})])
     for path in tuned.glob(f"{arguments.task}-*.json"):
