@@ -607,8 +607,10 @@ def gate_all(arguments: argparse.Namespace, folder: Path) -> int:
         runner = GateRunner(task, recorded)
         for label, method in chosen_methods(arguments, folder, task):
             runs.append((runner, label, method, read_method_baseline(folder, task.name, label)))
-    turns = bar(runs, desc="methods", unit="method", leave=False)
-    verdicts = [gate(*one, seed=arguments.seed, only_warn=only_warn) for one in turns]
+    verdicts = [
+        gate(runner, label, method, recorded, arguments.seed, only_warn)
+        for runner, label, method, recorded in bar(runs, desc="methods", unit="method", leave=False)
+    ]
     print(verdict_table(verdicts))
     write = lambda: ElementTree.ElementTree(junit(verdicts)).write(arguments.junit)  # noqa: E731
     if unwritten := try_write(write, arguments.junit) if arguments.junit else "":
