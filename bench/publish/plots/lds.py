@@ -492,14 +492,16 @@ def collapse_panel(axis: Axes, found: pd.DataFrame) -> None:
 def draw_reference(results: Results) -> Iterator[frame.Drawing]:
     rows = results.rows[results.rows["group_name"].notna()]
     for (question, share), group in rows.groupby(["question", "alpha_attribution"], sort=True):
-        group = group[group["alpha"].isin(two_alphas(group))]
-        if group["reference"].nunique() < 2:
+        lines = {place: moving(own) for place, own in group.groupby(["alpha", "scheme"])}
+        group = group[[len(lines[place]) > 0 for place in zip(group["alpha"], group["scheme"], strict=True)]]
+        if group.empty:
             continue
+        group = group[group["alpha"].isin(two_alphas(group))]
         places = sorted(group.groupby(["alpha", "scheme"]), key=lambda one: (one[0][0], list(SCHEMES).index(one[0][1])))
         figure, axes = frame.panels(len(places), 2.3, across=2)
-        found = []
+        found = [lines[place] for place, _ in places]
         for number, (axis, ((alpha, scheme), own)) in enumerate(zip(axes, places, strict=True)):
-            found.append(reference_panel(axis, own))
+            reference_panel(axis, own, found[number])
             axis.set_title(f"{SCHEMES[scheme]}, keeping {alpha:.0%}")
             if not number % 2:
                 axis.set_ylabel("LDS")
@@ -511,10 +513,15 @@ def draw_reference(results: Results) -> Iterator[frame.Drawing]:
         yield frame.finish_rows(group, figure, stem, "which model to look at", about, notes)
 
 
-def reference_panel(axis: Axes, rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of one scheme and alpha: a line a method over the data of the one model, then what several models reach."""
+def moving(rows: pd.DataFrame) -> pd.DataFrame:
+    """The points of methods that looked at models of more than one kind."""
     found = points(rows)
     found = one_of_each(found[~found["method"].isin(CONTROLS) & (found["method"] != DATAMODEL)])
+    return found[found.groupby(["method", "name"])["seen"].transform("nunique") > 1]
+
+
+def reference_panel(axis: Axes, rows: pd.DataFrame, found: pd.DataFrame) -> None:
+    """Rows of one scheme and alpha: a line a method over the data of the one model, then what several models reach."""
     axis.axhline(0, color=INK, linewidth=0.5)
     reach = math.log10(found["seen"].max() / found["seen"].min())
     aside = 0.28 * reach * (found["models"].max() > 1)  # where several models stand
@@ -547,7 +554,6 @@ def reference_panel(axis: Axes, rows: pd.DataFrame) -> pd.DataFrame:
     axis.set_xlim(-math.log10(found["seen"].max()) - 0.07 * reach - 0.05, right + 0.8 * reach)
     axis.set_ylim(-0.05, 1.1)
     frame.name_lines(axis, ends, 1.6, right + 0.06 * reach)
-    return found
 
 
 # ---- LDS against what is spent ----
