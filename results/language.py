@@ -134,7 +134,7 @@ def tune(arguments: argparse.Namespace) -> int:
     """Every method's settings, by the rule of `bench.tune`; the best by raw LDS serve both kinds of rows."""
     from baselines.method import load_method
     from bench import scoring
-    from bench.tune.__main__ import main as tune_main
+    from bench.tune import main as tune_main
 
     for name, grid in GRIDS.items():
         type(load_method(name)).grid = grid

@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def tune(step: str, arguments: argparse.Namespace) -> int:
-    from bench.tune.__main__ import main as tune_main
+    from bench.tune import main as tune_main
 
     (reference, alphas, methods), failed = TUNINGS[step], 0
     for alpha in alphas:

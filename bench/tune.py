@@ -729,3 +729,7 @@ def work(arguments: argparse.Namespace, command: str, line: str, prog: str) -> i
         print(f"to use it: TDA_BENCH_TUNED={arguments.out} {words}")
     lost = [f"{unwritten}; the same command writes it, from {arguments.cache}"] if unwritten else []
     return report(prog, [*grid.session.notes, *outcome.remarks], [*lost, *outcome.problems])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
