@@ -448,10 +448,21 @@ class ImagesRecord(FoundExamples, kw_only=True, tag="images"):
 Tokens = Annotated[list[Annotated[str, Meta(max_length=1000)]], Meta(min_length=1, max_length=5000)]
 
 
+Ends = Annotated[list[Count], Meta(min_length=2, max_length=2)]
+
+
 class StrongestTokens(Struct):
     query: Count
     train: Count
     bif: Number
+
+
+class TokensShown(Struct):
+    """The part of a pair's matrix that was kept: tokens from the first number to before the second."""
+
+    query: Ends
+    train: Ends
+    largest: Number  # of the whole matrix, by size
 
 
 class TokenPair(Struct):
@@ -462,6 +473,7 @@ class TokenPair(Struct):
     bif: list[list[Number]]
     ekfac: list[Number] | None = None
     strongest: StrongestTokens | None = None
+    part: TokensShown | None = None  # where `bif` is no more than that
 
 
 class TokensRecord(FoundExamples, kw_only=True, tag="tokens"):

@@ -21,7 +21,7 @@ import pandas as pd
 import torch
 from PIL import Image
 
-from bench.publish.html import built_page
+from bench.publish.html import built_page, with_a_palette
 from bench.tables import table
 from retrain.errors import UsageError
 from retrain.examples import Columns, Examples
@@ -276,7 +276,7 @@ class Influential:
             "sprite": "images.png", "tile": [height, width], "rule": RULE if any(why.values()) else "",
             "queries": queries, "num_train": self.num_train, **known,
         }  # fmt: skip
-        canvas.save(folder / "images.png", optimize=True)
+        with_a_palette(canvas).save(folder / "images.png", optimize=True)
         write_whole(folder / "examples.json", json.dumps(content, separators=(",", ":")) + "\n")
 
 

@@ -36,7 +36,7 @@ from bench.ground_truth import AttributionProblem, base_model
 from bench.inspect import token_texts
 from bench.measure import cpu_threads
 from bench.methods import Variant
-from bench.publish.html import built_page
+from bench.publish.html import MOST_LABELS, built_page, part_shown
 from bench.records import provenance, without_nan
 from bench.runner import Session
 from retrain.errors import UsageError
@@ -206,9 +206,21 @@ def token_examples(bif: Sequence[dict[str, Any]], ekfac: Sequence[dict[str, Any]
         strongest = {} if top is None else {"strongest": {"query": top[0], "train": top[1], "bif": round(top[2], 3)}}
         known = {name: one[name] for name in ("query", "train", "query_tokens", "train_tokens")}
         # The paper's sign: tokens that rise and fall together are negative.
-        bifs = np.round(np.asarray(matrix, dtype=float), 3).tolist()
-        pairs.append({**known, "bif": bifs, "ekfac": rounded(other["measures"]["score"])[0], **strongest})
+        kept, part = matrix_shown(np.asarray(matrix, dtype=float), None if top is None else top[:2])
+        bifs = np.round(kept, 3).tolist()
+        pairs.append({**known, "bif": bifs, "ekfac": rounded(other["measures"]["score"])[0], **strongest, **part})
     return pairs
+
+
+def matrix_shown(matrix: np.ndarray, place: tuple[int, int] | None) -> tuple[np.ndarray, dict[str, Any]]:
+    """Of long sequences the part that a figure shows, around `place` or the largest; tokens.npz has the whole."""
+    if max(matrix.shape) <= MOST_LABELS:
+        return matrix, {}
+    sizes = np.where(np.isfinite(matrix), np.abs(matrix), 0.0)
+    row, column = place or np.unravel_index(int(np.argmax(sizes)), matrix.shape)
+    rows, columns = part_shown(int(row), matrix.shape[0]), part_shown(int(column), matrix.shape[1])
+    ends = {name: [one.start, one.stop] for name, one in (("query", rows), ("train", columns))}
+    return matrix[rows, columns], {"part": {**ends, "largest": round(float(sizes.max()), 3)}}
 
 
 def inspect_tokens(arguments: argparse.Namespace, command: str, prog: str) -> int:

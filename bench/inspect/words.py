@@ -43,6 +43,7 @@ from retrain.units import choose_device
 KINDS = ("same word", "same lemma", "synonyms")  # each without those before it
 METHODS = ("bif", "kfac", "gradsim")
 LETTERS = 4  # of a word that is looked at
+KEPT = f"scores of whole words of {LETTERS} letters or more with one another; NaN elsewhere"  # of words.npz
 RESAMPLES = 2000
 # WordNet's own rules of inflection (morphy), a part of speech each.
 ENDINGS = {
@@ -131,14 +132,14 @@ def token_matrices(
 ) -> list[np.ndarray]:
     """(query tokens, training tokens) of each (query, training sequence), as indices of the task's data.
 
-    `places` are the tokens that are asked about, of the query and of the training sequence; others may be NaN.
+    `places` are the tokens that are asked about, of the query and of the training sequence; others are NaN.
     """
     task = question.task
     queries, trains = ([pair[side] for pair in pairs] for side in (0, 1))
     problem = token_problem(question, model, device, scratch, queries, trains)
     if isinstance(method, BIF):
         scores = token_bif(method, problem, [(k, k) for k in range(len(pairs))])
-        return [matrix.numpy() for matrix in scores.correlation]
+        return [asked_only(matrix.numpy(), *asked) for matrix, asked in zip(scores.correlation, places, strict=True)]
     state, found, length = method.fit(problem), [], task.train_data.targets.shape[1]
     for (query, train), (of_query, of_train) in zip(pairs, places, strict=True):
         found.append(np.full((length, length), np.nan, dtype=np.float32))
@@ -150,6 +151,13 @@ def token_matrices(
         attribution = method.score(here, state)
         normalised = attribution.normalised()
         found[-1][np.ix_(of_query, of_train)] = (attribution.scores if normalised is None else normalised).numpy()
+    return found
+
+
+def asked_only(matrix: np.ndarray, of_query: Sequence[int], of_train: Sequence[int]) -> np.ndarray:
+    """NaN elsewhere: what nobody looks at takes no room in a record."""
+    found, block = np.full_like(matrix, np.nan), np.ix_(of_query, of_train)
+    found[block] = matrix[block]
     return found
 
 
@@ -231,7 +239,7 @@ def inspect_words(arguments: argparse.Namespace, command: str, prog: str) -> int
 
 
 def make_matrices(arguments: argparse.Namespace, command: str, out: Path) -> None:
-    """words.npz has the scores, words.json the tokens and how they were made."""
+    """words.npz has the words' scores, words.json the tokens and how they were made."""
     arguments.methods = arguments.methods or list(METHODS)
     session, question = language_session(arguments)
     task = session.task
@@ -255,7 +263,7 @@ def make_matrices(arguments: argparse.Namespace, command: str, out: Path) -> Non
         "command": command, "task": task.config, "description": task.description, "seed": question.seed,
         "methods": [variant.label for variant in variants], "pairs": texts,
         "settings": {variant.label: variant.describe() for variant in variants},
-        **provenance(session.device()),
+        "kept": KEPT, **provenance(session.device()),
     }  # fmt: skip
     with whole_file(out / "words.npz") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ Marks inside code stay as they are. A value is named by its place:
     mean:PATH   over all items that are left: mean, median, min, max. A mean or median is over seeds: items that differ
                 in method, settings or question are refused
     PATH / PATH of two numbers of one record
-    FORMAT      Python's (.3f, +.3f, .0%, ,.0f), or duration
+    FORMAT      Python's (.3f, +.3f, .0%, ,.0f), duration or bytes
 
 The kinds of tables:
 
@@ -95,6 +95,7 @@ ONE_EXPERIMENT = (
 _STEP = re.compile(r"([A-Za-z0-9_-]+)((?:\[[^\]]*\])*)")
 _CONDITION = re.compile(r'(\s*([A-Za-z0-9_]+)=("[^"]*"|[^,"]*)\s*(?:,|$))')
 _NUMBER_FORMAT = re.compile(r"\+?,?\.\d[f%]")
+WORDS: dict[str, Callable[[float], str]] = {"duration": duration, "bytes": bytes_text}  # formats beside those
 Options = Mapping[str, str]
 
 
@@ -345,12 +346,12 @@ def _several(values: Sequence[str]) -> str:
 def formatted(value: Any, form: str) -> str:
     if value is None:
         raise UsageError("the record has no value there (null)")
-    if form != "duration" and not _NUMBER_FORMAT.fullmatch(form):
-        raise UsageError(f'"{form}" is no format; expected one such as .3f, +.2f, .0%, ,.0f or duration')
+    if form not in WORDS and not _NUMBER_FORMAT.fullmatch(form):
+        raise UsageError(f'"{form}" is no format; expected one such as .3f, +.2f, .0%, ,.0f, {" or ".join(WORDS)}')
     amount = number_of(value, "the record's value there")
     if not math.isfinite(amount):
         raise UsageError(f"the record has {amount} there; expected a finite number")
-    text = duration(amount) if form == "duration" else format(amount, form)
+    text = WORDS[form](amount) if form in WORDS else format(amount, form)
     return text.lstrip("-") if re.fullmatch(r"-0(\.0*)?%?", text) else text  # no minus before a zero
 
 

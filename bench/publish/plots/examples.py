@@ -16,7 +16,7 @@ from matplotlib.patches import Rectangle
 
 import bench.schema as schema
 from bench.identity import file_slug, series_label
-from bench.publish.html import read_png
+from bench.publish.html import MOST_LABELS, part_shown, read_png
 from bench.publish.plots.frame import Drawing, finish, plain_number, text_width
 from bench.publish.plots.style import INK, WIDTH, new_figure
 from bench.records import Results
@@ -24,8 +24,6 @@ from retrain.safe_files import SafeFileError
 
 SAME, OTHER = "#0072b2", "#d55e00"
 MOST_QUERIES = 8  # of a picture of images
-MOST_LABELS = 48  # tokens up to which each is named
-CLOSE_UP = 24  # tokens of the part that is shown large
 
 
 def examples_of(results: Results, kind: str) -> list[tuple[Path, dict[str, Any]]]:
@@ -151,9 +149,11 @@ def draw_tokens(results: Results) -> Iterator[Drawing]:
     """Of matrices that have a number for every pair of tokens."""
     for path, content in examples_of(results, "tokens"):
         for position, pair in enumerate(content["pairs"]):
-            down, across = len(pair["query_tokens"]), len(pair["train_tokens"])
-            if len(pair["bif"]) != down or any(len(row) != across for row in pair["bif"]):
-                results.note(f"{path}: pairs[{position}].bif is not of {down} x {across} numbers")
+            across = len(pair["train_tokens"])
+            rows, columns = parts_of(pair)
+            down, wide = len(pair["query_tokens"][rows]), len(pair["train_tokens"][columns])
+            if not down or not wide or len(pair["bif"]) != down or any(len(row) != wide for row in pair["bif"]):
+                results.note(f"{path}: pairs[{position}].bif is not of {down} x {wide} numbers")
             elif pair.get("ekfac") and len(pair["ekfac"]) != across:
                 results.note(f"{path}: pairs[{position}].ekfac has {len(pair['ekfac'])} numbers, not {across}")
             else:
@@ -165,16 +165,17 @@ def pair_drawing(content: dict[str, Any], pair: dict[str, Any]) -> Drawing:
     matrix = np.array([[np.nan if v is None else v for v in row] for row in pair["bif"]], dtype=float)
     strip = np.array(pair["ekfac"], dtype=float)[None] if pair.get("ekfac") else None
     place = strongest_place(pair)
-    close = max(matrix.shape) > MOST_LABELS
-    rows, columns = slice(0, matrix.shape[0]), slice(0, matrix.shape[1])
-    if close:
+    rows, columns = parts_of(pair)
+    whole = len(pair["query_tokens"]), len(pair["train_tokens"])
+    part, largest = matrix, pair["part"]["largest"] if pair.get("part") else scale_of(matrix)
+    if close := not pair.get("part") and max(matrix.shape) > MOST_LABELS:
         row, column = place or np.unravel_index(int(np.nanargmax(np.abs(matrix))), matrix.shape)
-        rows, columns = around(int(row), matrix.shape[0]), around(int(column), matrix.shape[1])
-    part = matrix[rows, columns]
+        rows, columns = part_shown(int(row), matrix.shape[0]), part_shown(int(column), matrix.shape[1])
+        part = matrix[rows, columns]
     figure = new_figure(WIDTH, min(6.5, 1.1 + 0.125 * len(part) + (0.3 if strip is not None else 0)))
     heights = [max(6, len(part)), 1.3] if strip is not None else [1]
     axes = list(figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False).ravel())
-    image = heat_map(axes[0], part, scale_of(matrix))
+    image = heat_map(axes[0], part, largest or 1.0)
     figure.colorbar(image, ax=axes[0], label="normalised BIF", shrink=0.8).ax.tick_params(labelsize=6)
     name_tokens(axes[0], "y", pair["query_tokens"][rows])
     axes[0].set_ylabel("query")
@@ -195,13 +196,22 @@ def pair_drawing(content: dict[str, Any], pair: dict[str, Any]) -> Drawing:
         [
             "Blue: seeing the training token lowers the query token's loss (negative influence); red: raises it.",
             "" if strip is None else "EK-FAC's strip: each training token with the whole query, on a scale of its own.",
-            f"Shown: the {part.shape[0]} x {part.shape[1]} tokens around the strongest pair." if close else "",
+            f"Shown: the {part.shape[0]} x {part.shape[1]} tokens around the strongest pair."
+            if close or pair.get("part") else "",
             pair_words(pair),
-            f"{content['rule']} n: {matrix.shape[0]} query tokens, {matrix.shape[1]} training tokens.".strip(),
+            f"{content['rule']} n: {whole[0]} query tokens, {whole[1]} training tokens.".strip(),
             settings,
         ],
         facts={"task": [content["task"]], "method": content["methods"]},
     )  # fmt: skip
+
+
+def parts_of(pair: dict[str, Any]) -> tuple[slice, slice]:
+    """Which query tokens and training tokens `bif` has: all, unless the record says which."""
+    part = pair.get("part")
+    if not part:
+        return slice(0, len(pair["query_tokens"])), slice(0, len(pair["train_tokens"]))
+    return slice(*part["query"]), slice(*part["train"])
 
 
 def strongest_place(pair: dict[str, Any]) -> tuple[int, int] | None:
@@ -220,11 +230,6 @@ def pair_words(pair: dict[str, Any]) -> str:
         f"Strongest pair of different words: \u201c{one.strip()}\u201d (query token {place[0]}) and "
         f"\u201c{other.strip()}\u201d (training token {place[1]}), {pair['strongest']['bif']:.2f}."
     )
-
-
-def around(position: int, length: int) -> slice:
-    start = min(max(0, position - CLOSE_UP // 2), max(0, length - CLOSE_UP))
-    return slice(start, min(length, start + CLOSE_UP))
 
 
 def scale_of(matrix: np.ndarray) -> float:

@@ -147,9 +147,14 @@ def fix_layout(figure: "Figure") -> None:
 
 def save(figure: "Figure", path: Path) -> Path:
     """As PNG, with the same bytes for the same figure: no dates, no names of software; written whole or not at all."""
+    from PIL import Image
+
+    from bench.publish.html import with_a_palette
+
     fix_layout(figure)
     target = path.with_name(f"{path.name}.png")
-    data = io.BytesIO()
+    data, small = io.BytesIO(), io.BytesIO()
     figure.savefig(data, format="png", metadata={"Software": None})
-    write_whole(target, data.getvalue())
+    with_a_palette(Image.open(data)).save(small, format="png", optimize=True)
+    write_whole(target, small.getvalue())
     return target

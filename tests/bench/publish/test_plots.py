@@ -18,8 +18,11 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from bench.inspect.tokens import matrix_shown
 from bench.publish.__main__ import main as publish
+from bench.publish.html import CLOSE_UP
 from bench.publish.plots import KINDS, draw_figures, frame, kind_called, style, without_crowds
+from bench.publish.plots.examples import pair_drawing
 from bench.publish.plots.frame import MOST_NAMES, MOST_PANELS, Drawing, seconds_axis
 from bench.publish.plots.lds import one_of_each, pareto_front, points, seen
 from bench.publish.plots.scaling import can_draw, draw_cheaper, measured_fits
@@ -169,6 +172,19 @@ def write_long_tokens(folder: Path) -> None:
     }
     content |= {"seed": 1, "protocol": "scratch", "methods": ["bif"], "settings": {}, "rule": "", "num_draws": 100}
     (folder / "examples.json").write_text(json.dumps(content))
+
+
+def test_what_was_kept_of_a_long_pair_draws_the_same_figure(tmp_path: Path) -> None:
+    write_long_tokens(tmp_path / "long")
+    whole = json.loads((tmp_path / "long" / "examples.json").read_text())
+    pair = whole["pairs"][0]
+    matrix, part = matrix_shown(np.array(pair["bif"]), None)
+    assert matrix.shape == (CLOSE_UP, CLOSE_UP)
+    cut = whole | {"pairs": [pair | part | {"bif": matrix.tolist()}]}
+    one, other = (pair_drawing(content, content["pairs"][0]) for content in (whole, cut))
+    assert drawn_data(one.figure) == drawn_data(other.figure)
+    assert one.caption == other.caption
+    assert one.figure.axes[0].get_yticklabels()[0].get_text() == f" w{part['part']['query'][0]}"
 
 
 def write_everything(folder: Path) -> None:
