@@ -52,11 +52,6 @@ def read_png(path: Path) -> "Image.Image":
     return picture
 
 
-def with_a_palette(picture: "Image.Image") -> "Image.Image":
-    """Of 256 colours: a third of the bytes, and to the eye the same. What is grey stays as it is."""
-    return picture if picture.mode == "L" else picture.convert("RGB").quantize(256, dither=0)
-
-
 def part_shown(position: int, length: int) -> slice:
     """The tokens of a long sequence that a figure shows: those around one of them."""
     start = min(max(0, position - CLOSE_UP // 2), max(0, length - CLOSE_UP))
