@@ -21,7 +21,8 @@ import pandas as pd
 import torch
 from PIL import Image
 
-from bench.publish.html import built_page, with_a_palette
+from bench.publish.html import built_page
+from bench.publish.plots.style import with_a_palette
 from bench.tables import table
 from retrain.errors import UsageError
 from retrain.examples import Columns, Examples
