@@ -56,6 +56,7 @@ from bench.publish.leaderboard import boards, rows
 from bench.records import (
     MANY_SEEDS,
     WITHIN,
+    WITHIN_DIFFERENCES,
     Results,
     amount_asked,
     bars_of,
@@ -228,9 +229,11 @@ def both_ways(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for record in records:
         for pair in record.get("pairs", []):
             found.append({**pair, "run_id": record["run_id"]})
-            ends = [pair[name] for name in ("difference", "ci_high", "ci_low")]
-            turned = zip(("difference", "ci_low", "ci_high"), (None if end is None else -end for end in ends))
-            found.append({**found[-1], **dict(turned), "label": pair["against"], "against": pair["label"]})
+            turned = {**found[-1], "label": pair["against"], "against": pair["label"]}
+            for name, low, high in (("difference", "ci_low", "ci_high"), WITHIN_DIFFERENCES):
+                ends = [None if (value := pair.get(end)) is None else -value for end in (name, high, low)]
+                turned |= dict(zip((name, low, high), ends))
+            found.append(turned)
     return found
 
 

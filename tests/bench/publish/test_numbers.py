@@ -11,6 +11,7 @@ from bench.publish.__main__ import main as publish
 from bench.publish.numbers import (
     Mark,
     Records,
+    both_ways,
     check_page,
     default_pages,
     evaluate,
@@ -183,6 +184,14 @@ def test_values_of_records(root: Path) -> None:
     for pair, expected in (("label=ekfac,against=bif", "+0.060"), ("label=bif,against=ekfac", "-0.060")):
         where = f"{pair},alpha=0.1,normalised=true,seed=1"
         assert value_text(records, f"results/cifar10#pairs[{where}].difference +.3f") == expected
+
+
+def test_a_difference_turned_round_is_turned_within_groups_too() -> None:
+    within = {"difference_within_groups": 0.1, "within_groups_low": -0.2, "within_groups_high": 0.3}
+    pair = {"label": "a", "against": "b", "difference": 1.0, "ci_low": 0.5, "ci_high": None, **within}
+    _, turned = both_ways([{"run_id": "r", "pairs": [pair]}])
+    assert (turned["difference"], turned["ci_low"], turned["ci_high"]) == (-1.0, None, -0.5)
+    assert [turned[name] for name in within] == [-0.1, -0.3, 0.2]
 
 
 def test_quotes_hold_commas() -> None:
