@@ -136,7 +136,7 @@ def rivals(level: float) -> dict[str, Level]:
 MATCHES, SMALLER, SPREAD = "BIF matches EK-FAC", "LDS grows as the attribution set shrinks", "LDS varies over seeds"
 WITHIN, DEFAULTS = "Methods agree within a seed", "EK-FAC works with its defaults"
 AHEAD = ("EK-FAC ahead of GradSim", "EK-FAC ahead of TRAK", "BIF ahead of GradSim", "BIF ahead of TRAK")
-BOTH_SHARES = {"shares": (0.01, 0.1)}
+BOTH_SHARES: dict[str, Any] = {"shares": (0.01, 0.1)}
 CASES: list[tuple[str, dict[str, Level], dict[str, Any], str]] = [
     *((MATCHES, {"bif-paper": bif, "ekfac-library": 0.4}, {"jitter": jitter}, verdict)
       for bif, jitter, verdict in ((0.398, 0.002, HOLDS), (0.5, 0.002, HOLDS), (0.3, 0.002, FAILS),
@@ -207,7 +207,12 @@ def test_the_record_nearest_to_the_text_gives_the_verdict_and_the_others_sensiti
 def test_the_protocol_to_the_letter_gives_the_verdict_where_it_was_run(tmp_path: Path) -> None:
     """Of the share it has alone; a claim about the smallest set still looks at every share. EK-FAC may be `kfac`'s."""
     write_lds(tmp_path, {"bif-paper": 0.4, "ekfac-library": 0.4}, shares=(0.01, 0.1))
-    literal = {"warmup_keeps": "optimizer", "scheme": "bernoulli", "queries": 10_000, "run_id": "literal00000"}
+    literal: dict[str, Any] = {
+        "warmup_keeps": "optimizer",
+        "scheme": "bernoulli",
+        "queries": 10_000,
+        "run_id": "literal00000",
+    }
     write_lds(tmp_path, {"bif-paper": 0.2, "kfac-library": 0.4}, **literal)
     found = judged(tmp_path, "BIF matches EK-FAC")
     assert found.primary is not None
