@@ -33,10 +33,12 @@ from baselines.kfac import KFAC
 from baselines.method import Attribution, Problem, Size, batch_size_option
 from baselines.support.curvature import Block
 from baselines.support.damping import damped
+from retrain.examples import Examples
 from retrain.outputs import output_of
 
 BLOCK = 50  # pairs that are summed at once, and drawn from one stream
 PILOT_PAIRS, PILOT_FACTOR, MOST_PILOTS = 8, 4.0, 20
+PILOT_EXAMPLES = 5000  # of the training examples, whose loss's rise is measured
 _DRAW_STREAM, _PILOT_STREAM = 51, 52
 CURVE = tuple(factor * 10**power for power in range(2, 7) for factor in (1, 3))
 PARTS = ("odd part", "even part")
@@ -127,30 +129,40 @@ class Gaussian:
         self.groups = [[self.model.get_parameter(name).data for name in group] for group in gradients.groups]
         self.origin = [[weight.clone() for weight in group] for group in self.groups]
         curvatures = [damped(block.eigenvalues, method.damping, method.relative_damping) for block in blocks]
+        few = problem.train.select(range(min(PILOT_EXAMPLES, len(problem.train))))
         self.passes = [
-            Measured(
-                problem.task,
-                self.model,
-                problem.task.resident(on_device(examples, problem.device), problem.device),
-                method.batch_size,
-            )
-            for examples in (problem.queries, problem.attributed)
+            self._losses_of(examples, method.batch_size) for examples in (problem.queries, problem.attributed)
         ]
+        self.pilot = self._losses_of(few, method.batch_size)
         self.start = self._losses().clone()
         self.curvatures = curvatures
         self.n_beta = method.n_beta or self._n_beta_of(method.rise)
         self.widths = self._widths(self.n_beta)
 
+    def _losses_of(self, examples: Examples, batch_size: int) -> Measured:
+        task, device = self.problem.task, self.problem.device
+        return Measured(task, self.model, task.resident(on_device(examples, device), device), batch_size)
+
     def _widths(self, n_beta: float) -> list[Tensor]:
         return [(curvature * n_beta).rsqrt() for curvature in self.curvatures]
 
+    @torch.no_grad()
     def _n_beta_of(self, rise: float) -> float:
         """From the one at which K-FAC's quadratic rises by as much, upwards until the loss itself rises by no more."""
         free = sum(float((b.eigenvalues.double() / c).sum()) for b, c in zip(self.blocks, self.curvatures, strict=True))
         n_beta, before = max(free, 1e-30) / (2 * rise), math.nan
+        here = float(self.pilot().mean())
         for _ in range(MOST_PILOTS):
             self.widths = self._widths(n_beta)
-            found = float(self.pairs(0, PILOT_PAIRS, _PILOT_STREAM)[1][:, len(self.problem.queries) :].mean())
+            generator = self._generator(0, _PILOT_STREAM)
+            losses = []
+            for _ in range(PILOT_PAIRS):
+                moved = list(self._displacement(generator))
+                for sign in (1, -1):
+                    self._move(moved, sign)
+                    losses.append(float(self.pilot().mean()))
+            self._move(moved, 0)
+            found = sum(losses) / len(losses) - here
             if found <= rise:
                 if found > 0 and math.isfinite(before):  # between the last two, where both rises are powers of n_beta
                     n_beta *= PILOT_FACTOR ** -(math.log(rise / found) / math.log(before / found))
@@ -158,12 +170,16 @@ class Gaussian:
             n_beta, before = n_beta * PILOT_FACTOR, found
         return n_beta
 
-    @torch.no_grad()
-    def pairs(self, first: int, count: int, stream: int = _DRAW_STREAM) -> tuple[Tensor, Tensor]:
-        """(count, q + n) odd and even parts of the losses, less the checkpoint's own; of pairs from `first` on."""
+    def _generator(self, block: int, stream: int) -> torch.Generator:
         generator = torch.Generator(self.problem.device)
-        seed = np.random.SeedSequence([self.problem.seed, first // BLOCK, stream])
+        seed = np.random.SeedSequence([self.problem.seed, block, stream])
         generator.manual_seed(int(seed.generate_state(1, np.uint64)[0] >> 1))
+        return generator
+
+    @torch.no_grad()
+    def pairs(self, first: int, count: int) -> tuple[Tensor, Tensor]:
+        """(count, q + n) odd and even parts of the losses, less the checkpoint's own; of pairs from `first` on."""
+        generator = self._generator(first // BLOCK, _DRAW_STREAM)
         odd = torch.empty(count, len(self.start), device=self.problem.device)
         even = torch.empty_like(odd)
         for number in range(count):

@@ -16,7 +16,6 @@ from bench.metrics.linear import is_known
 from bench.rows import LINEAR, linear_numbers
 from bench.runner import Session, run
 from bench.tables import ceiling_text, divisor, linear_ceiling_of, linear_ceiling_text
-from bench.truth import show_scores
 from retrain.errors import UsageError
 from retrain.subsets import masks as draw
 from retrain.tasks import load_task
@@ -206,15 +205,3 @@ def test_nothing_is_divided_by_a_noise_ceiling_that_touches_0_or_is_unknown() ->
     assert divisor([noisy]) == divisor([noisy] * 3) == divisor([]) == 0.0
     assert "touches 0: no share" in ceiling_text([noisy])
     assert divisor([known, {**known, "ceiling": math.nan, "reliability": None}]) == 0.0
-
-
-@pytest.mark.parametrize(("low", "shares"), [(0.6, 1), (0.0, 0)])
-def test_given_scores_have_a_share_of_the_ceiling_unless_it_touches_0(low: float, shares: int) -> None:
-    found: dict[str, Any] = {
-        "rows": [{"label": "mine", "origin": "given", "lds": 0.35, "ci_low": 0.3, "ci_high": 0.4, "num_undefined": 0}],
-        "ceilings": [{"ceiling": 0.7, "reliability": 0.49, "ci_low": low, "ci_high": 0.8}],
-        "pairs": [],
-    }
-    found["rows"][0]["lds_across_queries"] = 0.1
-    truth = GroundTruth.of_arrays(np.ones((8, 20), dtype=bool), np.zeros((2, 8, 3)))
-    assert show_scores(found, truth).count("0.50") == shares
