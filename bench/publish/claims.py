@@ -834,7 +834,8 @@ decidable.
 turn them. Claim 9 stands next to its threshold. Judge the number, not only the verdict.
 
 **The sign.** The paper prints BIF with a minus (eq:bayesian-if), and its algorithm without one (alg:sgld). With the
-sign turned, BIF's LDS minus EK-FAC's is {turned}. That is shown and never counted.
+sign turned, BIF's LDS minus EK-FAC's is {turned}, and many cells against BIF are open or turn. The turned sign is shown
+and never counted. Across subsets it makes the paper's BIF predict the wrong way round.
 
 **The settings.** {valley}
 
