@@ -45,7 +45,7 @@ def test_every_page_of_this_repository_agrees_with_its_records() -> None:
 
 def test_every_record_says_what_code_made_it() -> None:
     """A commit and a fingerprint of the code: without them nobody can make a number again."""
-    names = ("run", "answers", "tune", "sweep", "budget", "speed", "retrain_speed")
+    names = ("run", "answers", "tune", "sweep", "budget", "speed")
     for path in (path for name in names for path in (ROOT / "results").rglob(f"{name}.json")):
         record = json.loads(path.read_text())
         assert record["commit"], path
