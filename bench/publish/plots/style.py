@@ -148,7 +148,9 @@ def fix_layout(figure: "Figure") -> None:
 
 def with_a_palette(picture: "Image.Image") -> "Image.Image":
     """Of 256 colours: a third of the bytes, and to the eye the same. What is grey stays as it is."""
-    return picture if picture.mode == "L" else picture.convert("RGB").quantize(256, dither=0)
+    from PIL import Image
+
+    return picture if picture.mode == "L" else picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)
 
 
 def save(figure: "Figure", path: Path) -> Path:
