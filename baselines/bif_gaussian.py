@@ -3,8 +3,8 @@
 No chain, no step size, nothing to mix: weights are the checkpoint's plus N(0, (H + damping)^-1 / n_beta), H the
 curvature of the method `kfac`, and scores are minus the covariance of training and query losses over the draws. It is
 BIF's posterior if the loss is the quadratic that K-FAC sees, at the same n_beta and gamma = n_beta x damping. `n_beta`
-0 takes the one at which the training loss rises by `rise` nats on average, as measured on a few draws. K-FAC's own
-picture of the loss does not tell it: on a ResNet-9 where the quadratic rises by 0.1 nats, the loss rose by 34.
+0 takes K-FAC's for a rise of the training loss by `rise` nats, or as much more as brings the loss itself down to that
+on a few draws. K-FAC's picture does not tell: on a ResNet-9 where its quadratic rises by 0.1 nats, the loss rose by 34.
 
 Draws come in pairs of opposite displacements, which cut each loss into an odd and an even part without correlation:
 
@@ -60,7 +60,7 @@ class BIFGaussian(KFAC):
 
     draws: int = 1000  # each pair is two
     n_beta: float = 0.0  # 0: the one that `rise` asks for
-    rise: float = 0.1  # nats by which the mean training loss rises
+    rise: float = 0.1  # nats by which the mean training loss rises, at most
     curve: bool = False  # also what the first 100, 300, 1000, ... draws gave
     batch_size: int = batch_size_option(5000)  # of the examples whose losses are taken
 

@@ -8,6 +8,7 @@ import torch
 
 from baselines.method import AnswerError, checked_answer, load_method
 from retrain.logistic import LogisticDigits
+from retrain.tasks import load_task
 from tests.helpers.planted import Planted, make_problem
 from tests.helpers.problems import correlation, problem_of, run
 
@@ -60,6 +61,13 @@ def test_what_fewer_draws_gave_is_kept(tmp_path: Path) -> None:
     fewer = run(load_method("bif_gaussian", draws=300), problem)
     torch.testing.assert_close(answer.components["300 draws"].scores, fewer.scores)
     torch.testing.assert_close(answer.components["300 draws"].train_scale, fewer.train_scale)
+
+
+def test_the_loss_of_a_network_rises_by_what_was_asked(tmp_path: Path) -> None:
+    """By K-FAC's quadratic alone, this network's loss would rise by 28 nats."""
+    problem = problem_of(load_task("digits", num_train=150), tmp_path)
+    answer = run(load_method("bif_gaussian", relative_damping=10.0, rise=1.0, draws=100), problem)
+    assert answer.diagnostics["rise"] == pytest.approx(1.0, rel=0.25)
 
 
 def test_the_checkpoints_own_losses_are_what_draws_are_about(tmp_path: Path) -> None:
