@@ -61,6 +61,7 @@ TRIED = ("kfac", "shampoo", "trak")
 # Step -> the arguments of a tuning, or a scheme, an alpha, the methods, and the seeds.
 TUNINGS = {
     "tune-full": ("full", ALPHAS, (*TRIED, "bif")),
+    "tune-full-ekfac": ("full", (0.1, 0.5), ("ekfac",)),
     "tune-subset": ("subset", ALPHAS, TRIED),
     "tune-subset-bif": ("subset", (0.1,), ("bif",)),
 }
