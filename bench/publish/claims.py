@@ -539,14 +539,14 @@ def language_table(evidence: Evidence, claim: Claim) -> Judged:
 
 
 def implementations(evidence: Evidence, claim: Claim) -> Judged:
-    """Token covariances averaged are raw BIF, sequence losses correlated the train-normalised one: no more than a
-    query's own scale, which changes no rank across subsets, lies between them."""
-    found = []
+    """Token covariances averaged are raw BIF, sequence losses correlated the train-normalised one. Across subsets no
+    more than a query's own scale, which changes no rank, lies between them."""
+    found: list[Interpretation] = []
     for label in ("bif-paper", "bif"):
         places = evidence.comparisons(evidence.language, ("bif",), {"bif": (label,)})
-        of_kind = {(place.ground, place.normalised): place for place in places if place.metric == "lds"}
-        for (ground, normalised), raw in of_kind.items():
-            other = of_kind.get((ground, True))
+        of_kind = {(place.ground, place.metric, place.normalised): place for place in places}
+        for ground, metric, normalised in sorted(of_kind, key=lambda key: key[1] == "lds"):  # as printed comes first
+            raw, other = of_kind[ground, metric, normalised], of_kind.get((ground, metric, True))
             if normalised or other is None:
                 continue
             for alpha in sorted({*raw.alphas} & {*other.alphas}):
@@ -554,7 +554,7 @@ def implementations(evidence: Evidence, claim: Claim) -> Judged:
                 gap = compare.student([one[seed][0] - two[seed][0] for seed in one if seed in two])
                 outcome = decided(gap.low, gap.high, -claim["margin"], claim["margin"])
                 cells = [Cell(f"alpha {alpha:g}", str(gap), outcome, gap.mean)]
-                found.append(interpretation([raw], cells, PRIMARY if gap.known else SHOWN))
+                found.append(interpretation([raw], cells, counted(AS_PAPER, found) if gap.known else SHOWN))
     return Judged(claim, found)
 
 
@@ -823,10 +823,10 @@ Kreer et al., *Bayesian Influence Functions for Hessian-Free Data Attribution*: 
 {fails} do not, and {open} cannot be decided here.{rests}{summary}
 
 **How to read it.** One interpretation gives the verdict: the paper's settings, its protocol and its equation as
-printed. That equation correlates across queries, not across subsets. *Others agree* counts the other interpretations
-with the paper's settings. A cell is one attribution share and one alpha. Open cells do not count. Where more than one
-decided cell in ten is against a claim, it does not hold. With half of the cells or more open, it is not
-decidable.
+printed. That equation correlates across queries, not across subsets. {across}*Others agree*
+counts the other interpretations with the paper's settings. A cell is one attribution share and one alpha. Open cells
+do not count. Where more than one decided cell in ten is against a claim, it does not hold. With half of the cells or
+more open, it is not decidable.
 
 **What was run as printed.** {literal}
 
@@ -852,7 +852,7 @@ def page(evidence: Evidence, judged: Sequence[Judged]) -> str:
         holds=verdicts[HOLDS], fails=verdicts[FAILS], open=verdicts[UNDECIDABLE], all=len(judged),
         rests=_rests(judged), literal=_literal(evidence),
         summary=" With the paper's settings, BIF predicts retraining worse than EK-FAC." if behind else "",
-        turned=span_of(turned) or "not measured", valley=_valley(evidence),
+        turned=span_of(turned) or "not measured", valley=_valley(evidence), across=_across(judged),
     )  # fmt: skip
     rows = []
     for number, one in enumerate(judged, 1):
@@ -862,13 +862,24 @@ def page(evidence: Evidence, judged: Sequence[Judged]) -> str:
     return f"{text}\n{markdown_table(header, rows)}\n"
 
 
+def _across(judged: Sequence[Judged]) -> str:
+    """Which verdicts are not by the equation as printed."""
+    primary = [(str(number), one.primary) for number, one in enumerate(judged, 1)]
+    own = [number for number, one in primary if one is not None and METRICS["lds"] in one.words]
+    return f"Claims {_listed(own)} are judged across subsets: their records have no other LDS. " if own else ""
+
+
+def _listed(words: Sequence[str]) -> str:
+    return f"{', '.join(words[:-1])} and {words[-1]}".removeprefix(" and ")
+
+
 def _rests(judged: Sequence[Judged]) -> str:
     """Which claims that hold rest on what was not measured, by claims.toml."""
     found: dict[str, list[str]] = {}
     for number, one in enumerate(judged, 1):
         if "rests_on" in one.claim and one.verdict == HOLDS:
             found.setdefault(one.claim["rests_on"], []).append(str(number))
-    said = [f"{', '.join(own[:-1])} and {own[-1]}".removeprefix(" and ") + f" on {what}" for what, own in found.items()]
+    said = [f"{_listed(own)} on {what}" for what, own in found.items()]
     return f" Of those that hold, some rest on what was not measured: {', '.join(said)}." if said else ""
 
 
