@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,43 +53,31 @@ def expected_scores(data: SimpleNamespace) -> np.ndarray:
     return -(residuals(data.new_x, data.new_y) @ residuals(data.x, data.y).T) * kernel
 
 
-def given_as(kind: str, inputs: np.ndarray, labels: np.ndarray) -> Any:
-    tensors = torch.from_numpy(inputs), torch.from_numpy(labels)
-    return {
-        "float64 arrays": lambda: (inputs, labels),
-        "float64 tensors that want gradients": lambda: (tensors[0].requires_grad_(), tensors[1]),
-        "frames": lambda: (pd.DataFrame(inputs, columns=["a", "b"]), pd.Series(labels)),
-        "a frame of one column as labels": lambda: (inputs, pd.DataFrame({"label": labels})),
-        "int32 labels": lambda: (tensors[0].float(), tensors[1].int()),
-        "a data set": lambda: TensorDataset(*tensors),
-        "examples": lambda: Examples(*tensors),
-    }[kind]()
+GIVEN: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "float64 arrays": lambda x, y: (x.numpy(), y.numpy()),
+    "float64 tensors that want gradients": lambda x, y: (x.requires_grad_(), y),
+    "frames": lambda x, y: (framed(x.numpy()), pd.Series(y.numpy())),
+    "a frame of one column as labels": lambda x, y: (x.numpy(), pd.DataFrame({"label": y.numpy()})),
+    "int32 labels": lambda x, y: (x.float(), y.int()),
+    "a data set": TensorDataset,
+    "examples": Examples,
+}
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "float64 arrays", "float64 tensors that want gradients", "frames", "a frame of one column as labels",
-        "int32 labels", "a data set", "examples",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("kind", GIVEN)
 def test_scores_are_those_of_all_queries_whatever_the_data_came_as(kind: str, data: SimpleNamespace) -> None:
-    task = OwnModel(data.model, given_as(kind, data.x, data.y), given_as(kind, data.new_x, data.new_y))
-    found = scores("gradsim", task)
+    x, y, new_x, new_y = (torch.tensor(one) for one in (data.x, data.y, data.new_x, data.new_y))
+    found = scores("gradsim", OwnModel(data.model, GIVEN[kind](x, y), GIVEN[kind](new_x, new_y)))
     assert found.queries.tolist() == list(range(6))
     np.testing.assert_allclose(np.asarray(found), expected_scores(data), rtol=1e-4, atol=1e-6)
     assert found.frame().loc[2, 5] == found[2, 5]
 
 
-def test_columns_of_queries_are_put_in_the_order_of_the_training_frame(data: SimpleNamespace) -> None:
+def test_columns_are_put_in_the_order_of_the_training_frame_and_bf16_is_taken(data: SimpleNamespace) -> None:
     task = OwnModel(data.model, (framed(data.x), data.y), (framed(data.new_x)[["b", "a"]], data.new_y))
     np.testing.assert_allclose(np.asarray(scores("gradsim", task)), expected_scores(data), rtol=1e-4, atol=1e-6)
-
-
-def test_bf16_data_and_models_are_taken(data: SimpleNamespace) -> None:
     x, new_x = (torch.from_numpy(one).bfloat16() for one in (data.x, data.new_x))
-    found = scores("gradsim", OwnModel(data.model.bfloat16(), (x, data.y), (new_x, data.new_y)))
-    data.model.float()
+    found = scores("gradsim", OwnModel(deepcopy(data.model).bfloat16(), (x, data.y), (new_x, data.new_y)))
     np.testing.assert_allclose(np.asarray(found), expected_scores(data), atol=0.05)
 
 
@@ -97,11 +86,11 @@ def test_the_most_helpful_come_first_with_their_labels_and_features(data: Simple
     task = OwnModel(data.model, (frame, data.y), (data.new_x, data.new_y), class_names=CLASSES)
     found, other = scores("gradsim", task), scores("repsim", task)
     shown = found.top(3, [4], beside=[other])
-    rows, expected = shown.frame(), expected_scores(data)[4]
-    helpful = rows[(rows.side == "helpful") & (rows.method == "gradsim")]
+    expected = expected_scores(data)[4]
+    sides = dict(list(shown.frame().query("method == 'gradsim'").groupby("side")))
+    helpful = sides["helpful"]
     assert helpful.train.tolist() == np.argsort(expected)[:3].tolist()
-    harmful = rows[(rows.side == "harmful") & (rows.method == "gradsim")]
-    assert harmful.train.tolist() == np.argsort(-expected)[:3].tolist()
+    assert sides["harmful"].train.tolist() == np.argsort(-expected)[:3].tolist()
     assert helpful.label.tolist() == [CLASSES[label] for label in data.y[helpful.train]]
     assert helpful.text.iloc[0].startswith(f"a={data.x[helpful.train.iloc[0], 0]:.4g}, b=")
     table, page = shown.save(tmp_path)
@@ -130,8 +119,8 @@ def test_a_table_and_its_checkpoint_are_enough_for_the_command(
         frame = pd.read_csv(path)
         return frame.drop(columns="label").to_numpy(), (frame.label == "low").astype(int).to_numpy()
 
-    own = scores("gradsim", OwnModel(model, split(train), split(queries)), queries=[5])
-    assert named[named.side == "helpful"].train.tolist() == np.argsort(own[0])[:4].tolist()
+    found = scores("gradsim", OwnModel(model, split(train), split(queries)), queries=[5])
+    assert named[named.side == "helpful"].train.tolist() == np.argsort(found[0])[:4].tolist()
     assert main(["lds", *words[1:7], "--alpha", "0.5", "--methods", "gradsim", "--cache", "cache"]) == 2
 
 
@@ -143,13 +132,10 @@ def test_a_hugging_face_classifier_is_taken_as_it_is(tmp_path: Path) -> None:
     found = tokenizer(list(frame.text), padding=True, return_tensors="pt")
     inputs = {name: found[name] for name in ("input_ids", "attention_mask")}
     task = OwnModel(model, {**inputs, "labels": frame.label}, {**inputs, "labels": frame.label}, texts=list(frame.text))
-    own = scores("gradsim", task, queries=5)
-    assert own.shape == (5, 60)
-    assert (np.asarray(own)[np.arange(5), np.arange(5)] < 0).all(), "each text helps itself"
-    assert own.top(1, [0]).frame().text[0] in set(frame.text)
-
-
-# ---- what methods may return ----
+    made = scores("gradsim", task, queries=5)
+    assert made.shape == (5, 60)
+    assert (np.asarray(made)[np.arange(5), np.arange(5)] < 0).all(), "each text helps itself"
+    assert made.top(1, [0]).frame().text[0] in set(frame.text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,17 +153,14 @@ def test_a_bare_tensor_or_array_is_an_answer() -> None:
     assert not checked_answer(Attribution(scores=wanted, train_scale=np.ones(3)), Answers(), 2, 3).scores.requires_grad
 
 
-# ---- deliberate mistakes, each answered in one line ----
+def own(data: SimpleNamespace, **changed: Any) -> OwnModel:
+    known = {"model": data.model, "train": (data.x, data.y), "queries": (data.new_x, data.new_y)}
+    return OwnModel(**{**known, **changed})
 
 
 def broken(**changed: Any) -> Callable[[SimpleNamespace, Path], Any]:
     """An OwnModel with something wrong about it."""
-
-    def make(data: SimpleNamespace, _: Path) -> Any:
-        known = {"model": data.model, "train": (data.x, data.y), "queries": (data.new_x, data.new_y)}
-        return OwnModel(**{**known, **{name: value(data) for name, value in changed.items()}}).train_data
-
-    return make
+    return lambda data, _: own(data, **{name: value(data) for name, value in changed.items()}).train_data
 
 
 def answered(answer: Any) -> Callable[[SimpleNamespace, Path], Any]:
@@ -193,12 +176,11 @@ def framed(inputs: np.ndarray) -> pd.DataFrame:
 
 
 def of_file(task: str, folder: Path, lines: str, **options: str) -> Any:
-    (folder / "rows.csv").write_text(lines)
+    path = folder / "rows.csv"
+    path.write_text(lines)
     if task == "text_classifier":
         options["model"] = str(save_bert(folder / "bert"))
-    return load_task(
-        task, train_file=str(folder / "rows.csv"), query_file=str(folder / "rows.csv"), **options
-    ).train_data
+    return load_task(task, train_file=str(path), query_file=str(path), **options).train_data
 
 
 def weights_file(data: SimpleNamespace, folder: Path) -> str:
@@ -224,20 +206,12 @@ MISTAKES: dict[str, Callable[[SimpleNamespace, Path], Any]] = {
     "a model that is a file": broken(model=lambda d: "mlp.pt"),
     "a loss that is none": broken(loss=lambda d: "hinge"),
     "texts of different lengths": broken(train=lambda d: {"input_ids": [[1, 2], [3]], "labels": [0, 1]}),
-    "a query that is not there": lambda d, _: scores(
-        "gradsim", OwnModel(d.model, (d.x, d.y), (d.x, d.y)), queries=[99]
-    ),
-    "queries named by a word": lambda d, _: scores(
-        "gradsim",
-        OwnModel(d.model, (d.x, d.y), (d.x, d.y)),
-        queries="first",  # type: ignore[arg-type]
-    ),
-    "a device that is none": lambda d, _: scores(
-        "gradsim", OwnModel(d.model, (d.x, d.y), (d.x, d.y)), execution=Execution(device="gpu")
-    ),
-    "the top none": lambda d, _: scores("gradsim", OwnModel(d.model, (d.x, d.y), (d.x, d.y))).top(0),
-    "scores of other data beside": lambda d, _: scores("gradsim", OwnModel(d.model, (d.x, d.y), (d.x, d.y))).top(
-        1, beside=[scores("gradsim", OwnModel(d.model, (d.new_x, d.new_y), (d.x, d.y)))]
+    "a query that is not there": lambda d, _: scores("gradsim", own(d), queries=[99]),
+    "queries named by a word": lambda d, _: scores("gradsim", own(d), queries="first"),  # type: ignore[arg-type]
+    "a device that is none": lambda d, _: scores("gradsim", own(d), execution=Execution(device="gpu")),
+    "the top none": lambda d, _: scores("gradsim", own(d)).top(0),
+    "scores of other data beside": lambda d, _: scores("gradsim", own(d)).top(
+        1, beside=[scores("gradsim", own(d, train=(d.new_x, d.new_y)))]
     ),
     "no queries": broken(queries=lambda d: (d.x[:0], d.y[:0])),
     "fewer texts than examples": broken(texts=lambda d: ["one"]),
@@ -253,9 +227,7 @@ MISTAKES: dict[str, Callable[[SimpleNamespace, Path], Any]] = {
     "a query column too many": broken(
         train=lambda d: (framed(d.x), d.y), queries=lambda d: (framed(d.x).assign(c=1.0), d.y)
     ),
-    "the top of a query that is not there": lambda d, _: scores(
-        "gradsim", OwnModel(d.model, (d.x, d.y), (d.x, d.y))
-    ).top(1, [99]),
+    "the top of a query that is not there": lambda d, _: scores("gradsim", own(d)).top(1, [99]),
     "an empty text": lambda d, folder: of_file("text_classifier", folder, "text,label\ngood,1\n,0\n"),
     "an empty label": lambda d, folder: of_file("table", folder, "a,label\n1.5,1\n2.5,\n"),
     "no column of labels": lambda d, folder: of_file("table", folder, "a,b\n1.5,1\n2.5,0\n"),
@@ -298,12 +270,13 @@ def test_a_mistake_is_one_line_that_says_what_to_do(
     assert re.search(r"expected|;|\?|available|fit", said), said
 
 
-def test_a_flipped_sign_is_remarked(data: SimpleNamespace) -> None:
-    known = {"alpha": 0.5, "alpha_attribution": 1.0, "seed": 1, "num_subsets": 9, "num_queries": 4, "num_undefined": 0}
-    known |= {"origin": "default", "settings": "", "lds_within_groups": None, "fit_seconds": 0.0, "score_seconds": 0.0}
-    known |= {"peak_memory_bytes": 1, "normalised": False, "ci_low": -0.7, "ci_high": -0.5, "lds": -0.6, "note": ""}
-    ceiling = {"alpha": 0.5, "alpha_attribution": 1.0, "ceiling": float("nan"), "num_replicates": 1}
-    ceiling |= {"num_subsets_replicated": 9}
-    rows = [{**known, "label": "mine", "method": "mine"}, {**known, "label": "random", "method": "random"}]
-    said = show(RunRows(rows=rows, ceilings=[ceiling]), "made up", "scratch")
+def test_a_flipped_sign_is_remarked() -> None:
+    known = {
+        "alpha": 0.5, "alpha_attribution": 1.0, "seed": 1, "num_subsets": 9, "num_queries": 4, "num_undefined": 0,
+        "origin": "default", "settings": "", "lds_within_groups": None, "fit_seconds": 0.0, "score_seconds": 0.0,
+        "peak_memory_bytes": 1, "normalised": False, "ci_low": -0.7, "ci_high": -0.5, "lds": -0.6, "note": "",
+        "ceiling": float("nan"), "num_replicates": 1, "num_subsets_replicated": 9,
+    }  # fmt: skip
+    rows = [{**known, "label": name, "method": name} for name in ("mine", "random")]
+    said = show(RunRows(rows=rows, ceilings=[known]), "made up", "scratch")
     assert [line.partition(":")[0] for line in said.splitlines() if "flipped" in line] == ["mine"]

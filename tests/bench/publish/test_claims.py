@@ -98,9 +98,6 @@ def write_lds(
     (folder / run_id / "run.json").write_text(json.dumps(record))
 
 
-# ---- what several cells come to ----
-
-
 def test_the_rule_of_verdicts() -> None:
     assert outcome_of([]) == OPEN
     assert outcome_of([HOLDS, HOLDS, OPEN]) == HOLDS
@@ -199,7 +196,6 @@ def test_the_record_nearest_to_the_text_gives_the_verdict_and_the_others_sensiti
     found = judged(tmp_path, "BIF matches EK-FAC")
     assert (found.verdict, found.agree) == (FAILS, "3 of 7"), "two metrics, raw and normalised, of two, less itself"
     assert [one.outcome for one in found.found if one.counts_as == SCRATCH] == [HOLDS] * 4
-    assert found.primary is not None
     assert found.primary.records == ("primed000000",)
     assert found.primary.words[2:4] == ("across queries, as printed", "raw")
 
@@ -207,23 +203,14 @@ def test_the_record_nearest_to_the_text_gives_the_verdict_and_the_others_sensiti
 def test_the_protocol_to_the_letter_gives_the_verdict_where_it_was_run(tmp_path: Path) -> None:
     """Of the share it has alone; a claim about the smallest set still looks at every share. EK-FAC may be `kfac`'s."""
     write_lds(tmp_path, {"bif-paper": 0.4, "ekfac-library": 0.4}, shares=(0.01, 0.1))
-    literal: dict[str, Any] = {
-        "warmup_keeps": "optimizer",
-        "scheme": "bernoulli",
-        "queries": 10_000,
-        "run_id": "literal00000",
-    }
-    write_lds(tmp_path, {"bif-paper": 0.2, "kfac-library": 0.4}, **literal)
+    literal: dict[str, Any] = {"warmup_keeps": "optimizer", "scheme": "bernoulli", "queries": 10_000}
+    write_lds(tmp_path, {"bif-paper": 0.2, "kfac-library": 0.4}, run_id="literal00000", **literal)
     found = judged(tmp_path, "BIF matches EK-FAC")
-    assert found.primary is not None
     assert (found.verdict, found.agree, found.primary.records) == (FAILS, "3 of 7", ("literal00000",))
     smallest = judged(tmp_path, "BIF ahead where the retrained set is small").primary
-    assert smallest is not None
     assert [cell.where for cell in smallest.cells] == ["share 0.01, alpha 0.1"]
     evidence = Evidence(tmp_path)
-    text = " ".join(page(evidence, judge_all(evidence)).split())
-    assert "Share 0.1: independent subsets, optimizer primed alone, all queries." in text
-    assert "Not so at share 0.01: the warm-up's weights are kept, subsets have a fixed size" in text
+    assert "Not so at share 0.01: " in page(evidence, judge_all(evidence))
 
 
 def test_gradsim_on_ekfacs_layers_is_told_beside_gradsim_on_all_weights(tmp_path: Path) -> None:
@@ -417,9 +404,6 @@ def test_the_limit_is_reached_as_the_posterior_narrows(tmp_path: Path) -> None:
         exact = [{"n_beta": n, "distance": n**-power} for n in (10.0, 100.0, 1000.0)]
         (tmp_path / "limit" / "limit.json").write_text(json.dumps({"exact": exact}))
         assert judged(tmp_path, "BIF is the damped influence function in the limit").verdict == expected
-
-
-# ---- the page ----
 
 
 def test_the_page_is_checked_against_its_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,9 +74,6 @@ def results(tmp_path: Path) -> Path:
     return folder
 
 
-# ---- what is drawn from the committed results ----
-
-
 def drawn_data(figure: Figure) -> str:
     """Every point with the ends of its bar, every plain line and every picture, to six digits, panel by panel."""
     lines = []
@@ -126,15 +123,9 @@ def test_every_committed_picture_is_in_the_index_and_on_a_page() -> None:
     assert all(f"figures/{file}" in pages for file in files)
 
 
-# ---- looks ----
-
-
-def test_no_two_methods_of_the_table_look_alike() -> None:
+def test_a_series_looks_alike_whatever_else_is_in_its_figure_and_like_no_other() -> None:
     assert len({(colour, marker) for _, colour, marker in style.METHODS.values()}) == len(style.METHODS)
     assert len({label for label, _, _ in style.METHODS.values()}) == len(style.METHODS)
-
-
-def test_a_series_looks_alike_whatever_else_is_in_its_figure() -> None:
     alone = style.looks([("bif", "bif-paper")])["bif-paper"]
     assert style.looks([("bif", "BIF"), ("bif", "bif-long"), ("bif", "bif-paper")])["bif-paper"] == alone
     assert style.looks([("bif", "BIF, n_beta=200"), ("bif", "BIF")])["BIF"] == style.look("bif")
@@ -155,29 +146,23 @@ def test_an_axis_of_time_is_in_units_of_time() -> None:
         assert not any("M" in text for text in ticks)
 
 
-# ---- every kind ----
-
-
-def write_long_tokens(folder: Path) -> None:
-    folder.mkdir(parents=True)
+def write_long_tokens(folder: Path) -> dict[str, Any]:
+    """A pair of more tokens than a figure has room for."""
     matrix = np.random.default_rng(1).normal(size=(60, 70)).round(3)
-    pair = {"query": 1, "train": 2, "query_tokens": [f" w{k}" for k in range(60)], "train_tokens": ["x$y"] * 70}
-    pair |= {"bif": matrix.tolist(), "ekfac": matrix[0].tolist()}
-    content: dict[str, Any] = {
-        "kind": "tokens",
-        "task": "long",
-        "description": "long",
-        "scores": "normalised BIF",
-        "pairs": [pair],
-    }
-    content |= {"seed": 1, "protocol": "scratch", "methods": ["bif"], "settings": {}, "rule": "", "num_draws": 100}
+    words = {"query_tokens": [f" w{k}" for k in range(60)], "train_tokens": ["x$y"] * 70}
+    pair = {"query": 1, "train": 2, **words, "bif": matrix.tolist(), "ekfac": matrix[0].tolist()}
+    content = {
+        "kind": "tokens", "task": "long", "description": "long", "scores": "normalised BIF", "pairs": [pair], "seed": 1,
+        "protocol": "scratch", "methods": ["bif"], "settings": {}, "rule": "", "num_draws": 100,
+    }  # fmt: skip
+    folder.mkdir(parents=True)
     (folder / "examples.json").write_text(json.dumps(content))
+    return content
 
 
 def test_what_was_kept_of_a_long_pair_draws_the_same_figure(tmp_path: Path) -> None:
-    write_long_tokens(tmp_path / "long")
-    whole = json.loads((tmp_path / "long" / "examples.json").read_text())
-    pair = whole["pairs"][0]
+    whole = write_long_tokens(tmp_path / "long")
+    (pair,) = whole["pairs"]
     matrix, part = matrix_shown(np.array(pair["bif"]), None)
     assert matrix.shape == (CLOSE_UP, CLOSE_UP)
     cut = whole | {"pairs": [pair | part | {"bif": matrix.tolist()}]}
@@ -189,8 +174,8 @@ def test_what_was_kept_of_a_long_pair_draws_the_same_figure(tmp_path: Path) -> N
 
 def write_everything(folder: Path) -> None:
     few: dict[str, Any] = {"methods": ("bif", "bif@n_beta=200"), "seeds": (1, 2), "alphas": (0.1,)}
-    averaged: dict[str, Any] = {"methods": ("bif", "bif@models=2", "bif@models=4"), "seeds": (1,), "alphas": (0.1,)}
-    write_run(folder / "averaged", run_id="averaged0000", task="digits", shares=(1.0,), **averaged)
+    averaged: dict[str, Any] = {"methods": ("bif", "bif@models=2", "bif@models=4"), "alphas": (0.1,)}
+    write_run(folder / "averaged", run_id="averaged0000", task="digits", shares=(1.0,), seeds=(1,), **averaged)
     write_run(folder / "cifar10", shares=(0.1, 1.0), **few)
     place = write_run(folder / "p", run_id="pythia000001", task="pythia14m", shares=(1.0,), seeds=(1,), alphas=(0.5,))
     change_record(place, {"ceiling": None, "reliability": None, "num_replicates": 1})
@@ -248,8 +233,7 @@ def test_every_kind_is_drawn_and_twice_gives_the_same_bytes(tmp_path: Path, monk
     assert {entry["kind"] for entry in index.values()} == {kind.name for kind in KINDS}
     assert {file for entry in index.values() for file in entry["files"]} == set(first) - {"figures.json"}
     for stem, entry in index.items():
-        words = stem.split("-")
-        assert all(one != other for one, other in pairwise(words)), stem  # no doubled words
+        assert all(one != other for one, other in pairwise(stem.split("-"))), "no doubled words"
         assert stem.startswith(entry["kind"])
         assert entry["title"]
 
@@ -265,9 +249,6 @@ def test_a_notebook_gets_a_figure_of_a_folder_or_of_a_result(results: Path) -> N
         draw_figures(results, "scaling")
     with pytest.raises(ValueError, match='unknown figure "none"; available: front'):
         draw_figures(results, "none")
-
-
-# ---- LDS ----
 
 
 def test_every_seed_is_a_dot_beside_the_mean(tmp_path: Path) -> None:
@@ -295,15 +276,10 @@ def test_a_linear_ceiling_of_one_seed_alone_is_not_drawn_over_seeds(tmp_path: Pa
     assert lines() == []
 
 
-# ---- what may not be mixed ----
-
-
 def test_seconds_of_two_machines_never_share_an_axis(results: Path) -> None:
+    known: dict[str, Any] = {"shares": (0.1, 1.0), "alphas": (0.1,)}
     for number, device in enumerate(("CPU aarch64", "NVIDIA A100")):
-        write_run(
-            results / "other", run_id=f"other000000{number}", shares=(0.1, 1.0), seeds=(7 + number,), device=device,
-            alphas=(0.1,),
-        )  # fmt: skip
+        write_run(results / "other", run_id=f"other000000{number}", seeds=(7 + number,), device=device, **known)
     write_scaling(results / "scaling", devices=("NVIDIA H200", "NVIDIA A100"))
     for kind, count in (("front", 8), ("scaling", 4)):
         drawings = draw(kind, results)
@@ -315,25 +291,23 @@ def test_seconds_of_two_machines_never_share_an_axis(results: Path) -> None:
 def test_a_run_of_many_datamodels_is_one_figure_and_no_panel_elsewhere(tmp_path: Path) -> None:
     """Made by other code of the task, it is a truth of its own: its methods would stand in a second row of panels."""
     kept: dict[str, Any] = {"shares": (0.1,), "seeds": (1,), "alphas": (0.1,)}
-    write_run(tmp_path, run_id="usual0000000", methods=("bif", "ekfac"), task_settings={"source": "old"}, **kept)
-    many = tuple(f"datamodel@retrains={count}" for count in range(100, 800, 100))
-    known = {label: {"retrains": 100 * (1 + k)} for k, label in enumerate(many)}
-    methods = ("bif", *many)
-    write_run(tmp_path, run_id="retrained000", methods=methods, options=known, task_settings={"source": "new"}, **kept)
+    known = {f"datamodel@retrains={count}": {"retrains": count} for count in range(100, 800, 100)}
+    usual = {"run_id": "usual0000000", "methods": ("bif", "ekfac"), **kept}
+    retrained = {"run_id": "retrained000", "methods": ("bif", *known), "options": known, **kept}
+    write_run(tmp_path, **usual, task_settings={"source": "old"})
+    write_run(tmp_path, **retrained, task_settings={"source": "new"})
     (drawing,) = draw("retraining", tmp_path)
     assert drawing.runs == ["retrained000"]
     lengths = [len(one.get_xydata()) for one in drawing.figure.axes[0].lines if one.get_label() == "_joined"]
-    assert max(lengths) == len(many)
+    assert max(lengths) == len(known)
     assert set(without_curves(load_results(tmp_path)).rows["run_id"]) == {"usual0000000"}
-    alone, same = tmp_path / "alone", tmp_path / "same"
-    write_run(alone, run_id="retrained000", methods=methods, options=known, **kept)
-    assert set(without_curves(load_results(alone)).rows["method"]) == {"bif"}
-    write_run(same, run_id="usual0000000", methods=("bif", "ekfac"), **kept)
-    write_run(same, run_id="retrained000", methods=("same_class", *methods), options=known, **kept)
-    rows = without_curves(load_results(same)).rows
-    assert set(rows["run_id"] + " " + rows["method"]) == {
-        "usual0000000 bif", "usual0000000 ekfac", "retrained000 same_class",
-    }, "of the same truth, what nobody else measured"  # fmt: skip
+    write_run(tmp_path / "alone", **retrained)
+    assert set(without_curves(load_results(tmp_path / "alone")).rows["method"]) == {"bif"}
+    write_run(tmp_path / "same", **usual)
+    write_run(tmp_path / "same", **retrained | {"methods": ("same_class", "bif", *known)})
+    rows = without_curves(load_results(tmp_path / "same")).rows
+    of_the_same_truth = {"usual0000000 bif", "usual0000000 ekfac", "retrained000 same_class"}
+    assert set(rows["run_id"] + " " + rows["method"]) == of_the_same_truth, "of it, what nobody else measured"
 
 
 def test_a_stored_truth_scored_again_is_shown_where_nothing_else_is(tmp_path: Path) -> None:
@@ -344,11 +318,6 @@ def test_a_stored_truth_scored_again_is_shown_where_nothing_else_is(tmp_path: Pa
 
 
 # ---- seconds, and within class ----
-
-
-def test_pareto_front() -> None:
-    points = [(1.0, 0.1), (2.0, 0.3), (3.0, 0.2), (4.0, 0.4), (1.0, 0.05), (5.0, float("nan"))]
-    assert pareto_front(points) == [(1.0, 0.1), (2.0, 0.3), (4.0, 0.4)]
 
 
 def test_points_of_a_method_its_models_and_its_better_scores(tmp_path: Path) -> None:
@@ -369,12 +338,12 @@ def test_points_of_a_method_its_models_and_its_better_scores(tmp_path: Path) -> 
     assert not {"bif-paper", "ekfac-library"} & set(kept["name"])
 
 
-@pytest.mark.parametrize(
-    ("reference", "share", "alpha", "times"),
-    [("full", 0.1, 0.1, 100), ("full", 0.1, 0.5, 20), ("attributed", 0.1, 0.5, 2), ("subset", 0.1, 0.1, 1)],
-)
-def test_how_much_more_data_a_reference_has_seen(reference: str, share: float, alpha: float, times: float) -> None:
-    assert seen({"reference": reference, "alpha_attribution": share, "alpha": alpha}) == pytest.approx(times)
+def test_pareto_front_and_how_much_more_data_a_reference_has_seen() -> None:
+    points = [(1.0, 0.1), (2.0, 0.3), (3.0, 0.2), (4.0, 0.4), (1.0, 0.05), (5.0, float("nan"))]
+    assert pareto_front(points) == [(1.0, 0.1), (2.0, 0.3), (4.0, 0.4)]
+    known = {("full", 0.1): 100, ("full", 0.5): 20, ("attributed", 0.5): 2, ("subset", 0.1): 1}
+    for (reference, alpha), times in known.items():
+        assert seen({"reference": reference, "alpha_attribution": 0.1, "alpha": alpha}) == pytest.approx(times)
 
 
 def test_the_front_picture_has_every_method_and_a_ceiling(tmp_path: Path) -> None:
@@ -396,21 +365,17 @@ def test_records_of_one_setting_are_drawn_together_and_named(tmp_path: Path) -> 
     """BIF in one record, EK-FAC in another, by another version of the task's code."""
     known: dict[str, Any] = {"protocols": ("scratch",), "shares": (0.1,), "alphas": (0.1,), "scheme": "balanced"}
     chains = {f"bif@reference=subset,draws={draws}": 0.1 + draws / 1000 for draws in (50, 370)}
-    settings = {label: {"draws": int(label.rpartition("=")[2]), "chains": 4} for label in chains}
-    for name, within in (("a", {"kfac@reference=subset": 0.6, "same_class": None}), ("b", chains)):
-        write_run(
-            tmp_path / name, run_id=name * 12, methods=tuple(within), within=within, options=settings,
-            seeds=(1, 2) if name == "a" else (1,), task_settings={"source": name}, **known,
-        )  # fmt: skip
+    known["options"] = {label: {"draws": int(label.rpartition("=")[2]), "chains": 4} for label in chains}
+    first = {"kfac@reference=subset": 0.6, "same_class": None}
+    for name, within, seeds in (("a", first, (1, 2)), ("b", chains, (1,))):
+        own = {"methods": tuple(within), "within": within, "seeds": seeds, "task_settings": {"source": name}}
+        write_run(tmp_path / name, run_id=name * 12, **own, **known)
     (drawing,) = draw("front", tmp_path)
     assert "Records of one setting: a (2 seeds), b (1 seed)." in drawing.caption
     assert drawing.runs == ["a" * 12, "b" * 12]
     shown = {text.get_text() for text in drawing.figure.axes[0].texts}
     assert {"EK-FAC (kfac)", "labels alone", "BIF, draws=370 (1 seed)"} <= shown
     assert not [line for line in drawing.figure.axes[0].lines if line.get_label() == "_joined"], "no course of time"
-
-
-# ---- scaling ----
 
 
 def test_the_committed_scaling_table_can_be_drawn() -> None:
@@ -427,28 +392,17 @@ def test_who_is_cheaper_where_is_drawn_from_rows_alone() -> None:
     rows = pd.DataFrame(rows_by_law(SIZES))
     assert can_draw(rows)
     assert not can_draw(rows[rows["method"] == "bif"])
-    settings: Any = {**matplotlib.rcParamsDefault, "backend": "agg", **style.RC}
-    with matplotlib.rc_context(settings):
-        figure = style.new_figure(style.WIDTH, 2.8)
-        axes = list(figure.subplots(1, 2, sharey=True))
+    with matplotlib.rc_context(style.settings()):
+        axes = list(style.new_figure(style.WIDTH, 2.8).subplots(1, 2, sharey=True))
         said = draw_cheaper(axes, rows)
-        figure.canvas.draw()
-    at = replace(LAW, fit_examples=PAPER_FITTED)
     for count in (18, 1800):
-        asked = replace(at, queries=count)
+        asked = replace(LAW, fit_examples=PAPER_FITTED, queries=count)
         ratio = ekfac_law(SUITE["2.8b"], asked) / bif_law(SUITE["2.8b"], asked)
         assert f"{ratio:,.0f} times as long" in said
-    assert "Not run right of the dotted line: BIF, EK-FAC." in said, "both end at one size"
-    assert "Run with that many: BIF at no size; EK-FAC at no size." in said
-    assert [axis.get_title() for axis in axes] == ["18 queries", "1,800 queries"]
     assert axes[0].get_xscale() == axes[0].get_yscale() == "log"
     stars = [line for axis in axes for line in axis.lines if line.get_marker() == "*"]
-    assert [tuple(float(v[0]) for v in line.get_data()) for line in stars] == [
-        (SUITE["2.8b"].num_parameters, PAPER_FITTED)
-    ] * 2
-
-
-# ---- the command ----
+    largest = (SUITE["2.8b"].num_parameters, PAPER_FITTED)
+    assert [tuple(float(v[0]) for v in line.get_data()) for line in stars] == [largest] * 2
 
 
 def test_drawing_into_the_results_does_not_change_them_and_takes_away_what_is_old(results: Path) -> None:
@@ -469,15 +423,14 @@ def test_drawing_into_the_results_does_not_change_them_and_takes_away_what_is_ol
 
 
 def test_damaged_files_are_named_and_the_rest_is_drawn(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, text in (("broken", '{"run_id": '), ("strange", '{"run_id": "x"}')):
-        (results / name).mkdir()
-        (results / name / "run.json").write_text(text)
-    (results / "scaling").mkdir()
-    pd.DataFrame([{"model": "14m"}]).to_csv(results / "scaling" / "scaling.csv", index=False)
-    (results / "budget").mkdir()
-    (results / "budget" / "budget.json").write_text('{"curves": {}}')
+    damaged = {
+        "broken/run.json": '{"run_id": ', "strange/run.json": '{"run_id": "x"}', "scaling/scaling.csv": "model\n14m\n",
+        "budget/budget.json": '{"curves": {}}',
+    }  # fmt: skip
+    for name, text in damaged.items():
+        (results / name).parent.mkdir()
+        (results / name).write_text(text)
     assert main(["--results", str(results), "--only", "lds", "scaling", "budget"]) == 1
     said = capsys.readouterr()
     assert "lds-cifar10-paper.png" in said.out
-    for name in ("broken/run.json", "strange/run.json", "scaling.csv lacks the columns", "budget.json"):
-        assert name in said.err
+    assert all(name in said.err for name in damaged)

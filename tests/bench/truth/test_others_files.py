@@ -28,9 +28,7 @@ class Evil:
 def truth(tmp_path: Path) -> dict[str, np.ndarray]:
     """As kronfluence's examples/wikitext/files: int8 masks and float32 losses, numpy arrays behind torch.save."""
     generator = np.random.default_rng(0)
-    masks = np.zeros((20, 12), dtype=np.int8)
-    for row in masks:
-        row[generator.permutation(12)[:6]] = 1
+    masks = np.stack([generator.permutation(12) < 6 for _ in range(20)]).astype(np.int8)
     scores = generator.normal(size=(5, 12)).astype(np.float32)
     losses = (masks @ scores.T + 100).astype(np.float32)
     for name, array in (("masks", masks), ("losses", losses)):

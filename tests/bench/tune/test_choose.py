@@ -3,13 +3,14 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import bench.tune as tuning
 from baselines.method import load_method
-from bench import Execution, Experiment, run
+from bench import Execution, Experiment, run, scoring
 from bench.methods import TUNED_FORMAT, settings_of, tuned_settings
 from bench.tune import Tried, beyond, choose, clearly_behind, main, settings_to_try, tune_method
 from retrain import subsets
@@ -40,13 +41,12 @@ def test_it_keeps_the_grid_and_its_choice_is_used(
     command = [*arguments, "--methods", "ekfac", "--tries", "3"]
     assert main(command) == 0
     record = json.loads((tmp_path / "tune" / "tune.json").read_text())
-    found = record["methods"]["ekfac"]
-    assert len(found["grid"]) == 3
-    assert found["grid"][0]["options"] == {}, "the defaults are tried first"
     assert (record["split"], record["stream"]) == ("tune", "tune")
     assert record["code"]
-    chosen = found["chosen"]["raw"]["options"]
-    assert chosen in [cell["options"] for cell in found["grid"]]
+    found = record["methods"]["ekfac"]
+    tried, chosen = [cell["options"] for cell in found["grid"]], found["chosen"]["raw"]["options"]
+    assert (len(tried), tried[0]) == (3, {}), "the defaults are tried first"
+    assert chosen in tried
     monkeypatch.setenv("TDA_BENCH_TUNED", str(tmp_path / "tune"))
     execution = Execution(device="cpu", cache=str(tmp_path / "cache"), progress=False)
     result = run(Experiment(task=PLANTED, alpha=0.5, subsets=12, replicates=1, methods="ekfac"), execution)
@@ -75,42 +75,31 @@ def test_no_reported_query_and_no_reported_subset_is_seen(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reported subsets are poisoned and reported queries are counted."""
-    from bench import scoring
-
-    streams, asked = [], []
+    streams, asked = set(), set()
     true_mask, true_problem = subsets.mask, scoring.problem_of
 
-    def mask(*words: object, **named: object) -> np.ndarray:
-        stream = words[5] if len(words) > 5 else named.get("stream", "report")
-        assert stream == "tune", "a reported subset was looked at"
-        streams.append(stream)
-        return true_mask(*words, **named)  # type: ignore[arg-type]
+    def mask(*words: Any, **named: Any) -> np.ndarray:
+        streams.add(words[5] if len(words) > 5 else named.get("stream", "report"))
+        return true_mask(*words, **named)
 
-    def problem(question: object, *words: object) -> object:
-        asked.append(question.query_indices())  # type: ignore[attr-defined]
-        return true_problem(question, *words)  # type: ignore[arg-type]
+    def problem(question: Any, *words: Any) -> Any:
+        asked.update(question.query_indices().tolist())
+        return true_problem(question, *words)
 
     monkeypatch.setattr(subsets, "mask", mask)
     monkeypatch.setattr(scoring, "problem_of", problem)
     assert main([*arguments, "--methods", "ekfac", "--tries", "2"]) == 0
-    reported = set(load_task(PLANTED).query_indices("report").tolist())
-    assert streams
+    assert streams == {"tune"}, "no reported subset was looked at"
     assert asked
-    assert all(not reported & set(queries.tolist()) for queries in asked)
-    configs = [
-        json.loads((info.path / "entry.json").read_text())["config"]
-        for info in Store(tmp_path / "cache").entries("retrain")
-    ]
-    assert {config["stream"] for config in configs} == {"tune"}
+    assert not asked & set(load_task(PLANTED).query_indices("report").tolist())
+    entries = [info.path / "entry.json" for info in Store(tmp_path / "cache").entries("retrain")]
+    assert {json.loads(path.read_text())["config"]["stream"] for path in entries} == {"tune"}
 
 
 def test_streams_of_subsets_are_disjoint() -> None:
     for seed in range(3):
-        report = {tuple(row) for row in subsets.masks(seed, 100, 0.1, 500, stream="report")}
-        tune = {tuple(row) for row in subsets.masks(seed, 100, 0.1, 500, stream="tune")}
-        learn = {tuple(row) for row in subsets.masks(seed, 100, 0.1, 500, stream="learn")}
-        assert not report & tune
-        assert not (report | tune) & learn
+        drawn = [subsets.masks(seed, 100, 0.1, 500, stream=stream) for stream in ("report", "tune", "learn")]
+        assert len({tuple(row) for masks in drawn for row in masks}) == 300
 
 
 def test_ties_within_the_paired_interval_go_to_the_cheaper() -> None:
@@ -125,17 +114,13 @@ def test_ties_within_the_paired_interval_go_to_the_cheaper() -> None:
     best, tie, behind, broken = tried(1.0, 10.0), tried(1.0, 1.0), tried(3.0, 0.1), Tried({}, lds={"raw": None})
     ordered = max((best, tie), key=lambda one: one.lds["raw"] or 0)
     assert clearly_behind([behind, best, tie], ordered, [(losses, None)], "raw") == [True, False, False]
-    chosen = choose([best, behind, broken, tie], [(losses, None)], "raw")
-    assert chosen is not None
-    assert chosen["seconds"] == 1.0
-    assert chosen["num_ties"] == 2
+    truths = [(losses, None)]
+    chosen = choose([best, behind, broken, tie], truths, "raw")
+    assert (chosen["seconds"], chosen["num_ties"]) == (1.0, 2)
     tie.seconds = 9.5  # a clock cannot tell it from 10: the better one is taken
-    close = choose([best, behind, broken, tie], [(losses, None)], "raw")
-    assert close is not None
-    assert close["lds"] == ordered.lds["raw"]
-    assert choose([broken], [(losses, None)], "raw") is None
-    alone = choose([best], [(losses, None)], "raw")
-    assert alone is not None
+    assert choose([best, behind, broken, tie], truths, "raw")["lds"] == ordered.lds["raw"]
+    assert choose([broken], truths, "raw") is None
+    alone = choose([best], truths, "raw")
     assert (alone["options"], alone["num_ties"]) == (best.options, 1)
 
 
@@ -173,28 +158,21 @@ class _Rising:
     """A grid whose best damping is far outside the grid."""
 
     seed, options, plans = 1, {}, (None,)
-
-    def prepare(self, methods: object) -> None: ...
-
-    def method(self, name: str, **options: float) -> object:
-        return load_method(name, **options)
+    prepare = scorer = within = staticmethod(lambda *_: None)
+    losses = staticmethod(lambda *_: np.zeros((4, 2)))
+    method = staticmethod(load_method)
 
 
 @pytest.mark.parametrize(("further", "reached"), [(0, 10.0), (2, 1000.0), (9, 10000.0)])
 def test_the_best_is_followed_beyond_the_grid(further: int, reached: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    peak = 1e4
 
     def try_settings(blocks: object, name: str, options: dict[str, float]) -> Tried:
-        damping = options.get("relative_damping", 0.1)
-        score = 1.0 - 0.1 * abs(np.log10(damping / peak))
+        score = 1.0 - 0.1 * abs(np.log10(options.get("relative_damping", 0.1) / 1e4))  # its peak is at 1e4
         nothing = {kind: [np.zeros((4, 2))] for kind in ("raw", "normalised")}
         return Tried(options, 1.0, predictions=nothing, lds={"raw": score, "normalised": score})
 
     monkeypatch.setattr(tuning, "try_settings", try_settings)
     monkeypatch.setattr(tuning, "clearly_behind", lambda others, *words: [True] * len(others))
-    monkeypatch.setattr(_Rising, "losses", lambda *words: np.zeros((4, 2)), raising=False)
-    monkeypatch.setattr(_Rising, "scorer", lambda *words: None, raising=False)
-    monkeypatch.setattr(_Rising, "within", lambda *words: None, raising=False)
     monkeypatch.setattr(tuning, "FURTHER", further)
     found = tune_method([_Rising()], "ekfac", 8)
     assert found["chosen"]["raw"]["options"] == {"relative_damping": reached}
@@ -222,8 +200,7 @@ def test_a_later_file_adds_methods_and_changes_none(tmp_path: Path, monkeypatch:
     """`digits-scratch-rivals.json` beside `digits-scratch.json`; `digits-scratch-long.json` is another protocol's."""
 
     def write(name: str, protocol: str, **options: dict) -> None:
-        kinds = ("raw", "normalised")
-        chosen = {method: {kind: {"options": some} for kind in kinds} for method, some in options.items()}
+        chosen = {name: {"raw": {"options": some}, "normalised": {"options": some}} for name, some in options.items()}
         content = {"format": TUNED_FORMAT, "task": "digits", "protocol": protocol, "methods": chosen}
         (tmp_path / name).write_text(json.dumps(content))
 
@@ -231,20 +208,17 @@ def test_a_later_file_adds_methods_and_changes_none(tmp_path: Path, monkeypatch:
     write("digits-scratch-long.json", "scratch-long", if_cg={"damping": 2.0})
     write("digits-scratch-rivals.json", "scratch", if_cg={"damping": 3.0}, ekfac={"damping": 4.0})
     monkeypatch.setenv("TDA_BENCH_TUNED", str(tmp_path))
-    task = Digits()
-    assert tuned_settings(task, "ekfac") == {"raw": {"damping": 1.0}, "normalised": {"damping": 1.0}}
-    assert tuned_settings(task, "if_cg") == {"raw": {"damping": 3.0}, "normalised": {"damping": 3.0}}
+    for method, damping in (("ekfac", 1.0), ("if_cg", 3.0)):
+        assert tuned_settings(Digits(), method) == {"raw": {"damping": damping}, "normalised": {"damping": damping}}
 
 
 def test_a_task_with_groups_is_tuned_within_them_for_one_alpha_at_the_models_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], tmp_path: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = "retrain.logistic:LogisticDigits"
-    words = ["--task", task, "--subsets", "20", "--replicates", "1", "--cache", str(tmp_path / "cache"), "--out"]
-    words += [str(tmp_path / "tune"), "--methods", "kfac", "--tries", "3", "--reference", "subset"]
-    assert main([*words, "--device", "cpu", "--alpha", "0.3", "0.5"]) == 2
-    assert "one --alpha at a time" in capsys.readouterr().err
-    assert main([*words, "--device", "cpu", "--alpha", "0.3"]) == 0
+    words = [*arguments, "--task", task, "--methods", "kfac", "--tries", "3", "--reference", "subset", "--alpha"]
+    assert "one --alpha at a time" in refused(main, [*words, "0.3", "0.5"])
+    assert main([*words, "0.3"]) == 0
     (path,) = (tmp_path / "tune").glob("*-subset-alpha-0.3.json")
     tuned = json.loads(path.read_text())
     assert (tuned["reference"], tuned["chosen_by"], tuned["alphas"]) == ("subset", "lds_within_groups", [0.3])
