@@ -54,6 +54,8 @@ KINDS = (
          "records of the datamodel", "tda-bench lds --experiment results/digits/datamodel.toml"),
     Kind("lds", "lds", "LDS against alpha, raw and train-normalised, a panel for each attributed share", RECORDS, LDS,
          "fig:retraining, fig:individual_LDS_scores, fig:individual_LDS_scores_2, tab:LLM_LDS_scores"),
+    Kind("draws", "lds", "LDS within class against draws of bif_gaussian, beside BIF and EK-FAC",
+         "records of bif_gaussian@curve=true", "tda-bench lds --experiment results/digits/gaussian.toml"),
     Kind("scaling", "scaling", "seconds, memory and disk against model size, and who is cheaper where", "scaling.csv",
          "tda-bench scaling", "fig:benchmark_big_ek-fac, tab:bif-vs-ekfac"),
     Kind("budget", "lds", "LDS against draws, projection and checkpoints", "budget.json", "tda-bench tune budget"),

@@ -5,6 +5,7 @@
 `retraining`: a curve over the retrains for every prior of the datamodel, beside the other methods.
 `collapse`: LDS beside LDS within class, a line a method.
 `reference`: against how much more data the model that a method looks at has seen than the models asked about.
+`draws`: bif_gaussian's covariance as it fills up, with BIF's chains, and EK-FAC's line, which the odd part tends to.
 `budget`: against draws, projection, checkpoints and seconds, from budget.json.
 
 Seconds of two machines never share an axis.
@@ -55,6 +56,8 @@ NEAREST = 1.4  # of two ticks: the larger over the smaller
 DOTTED_AXES = ("checkpoints",)  # against seconds
 NO_PRIOR = USUAL[DATAMODEL]["prior"]
 RING: dict[str, Any] = {"marker": "o", "markersize": 9, "markerfacecolor": "none", "markeredgewidth": 0.7}
+SOME = re.compile(r"(?P<whole>.*): (?P<draws>\d+) draws")
+PARTS = {"odd part": "<", "even part": ">"}  # of all draws, with their markers
 VERSION = re.compile(r" \([0-9a-f]{6}\)$")  # of a truth: the code that made it
 
 
@@ -554,6 +557,75 @@ def reference_panel(axis: Axes, rows: pd.DataFrame, found: pd.DataFrame) -> None
     axis.set_xlim(-math.log10(found["seen"].max()) - 0.07 * reach - 0.05, right + 0.8 * reach)
     axis.set_ylim(-0.05, 1.1)
     frame.name_lines(axis, ends, 1.6, right + 0.06 * reach)
+
+
+# ---- LDS within class against draws ----
+
+
+def draw_draws(results: Results) -> Iterator[frame.Drawing]:
+    rows = results.rows[results.rows["group_name"].notna() & ~results.rows["normalised"]]
+    rows = rows[rows["run_id"].isin(rows[rows["label"].str.fullmatch(SOME)]["run_id"])]
+    for (ground, share, truth), group in rows.groupby(["ground", *PLACES], sort=True):
+        some = group.assign(whole=group["label"].str.extract(SOME)["whole"]).dropna(subset="whole")
+        names = {label: gaussian_name(options) for label, options in zip(some["whole"], some["options"])}
+        shapes = looks(("bif_gaussian", name) for name in names.values())
+        places = sorted(set(zip(some["alpha"], some["reference"])), reverse=True)[: frame.MOST_PANELS]
+        figure, axes = frame.panels(len(places), 2.8, across=2)
+        labels = list[frame.Label]()
+        for axis, (alpha, reference) in zip(axes, places, strict=True):
+            own = group[(group["alpha"] == alpha) & (group["reference"] == reference)]
+            labels += draws_panel(axis, own, {label: shapes[name] for label, name in names.items()})
+            ceiling = ceiling_over_seeds(shown_rows(own)).ceiling
+            axis.set_title(f"at the {reference} model, alpha {alpha:g}\n(ceiling {ceiling:.2f})")
+        for axis in axes[::2]:
+            axis.set_ylabel(metric_words(group))
+        drawn = group[group["method"].isin(("bif", "bif_gaussian", "kfac")) & ~group["label"].str.contains(": ")]
+        told = (
+            "Of a Gaussian all draws so far, and beside the widest's last its odd and even part; of nearly no rise "
+            "the linear part is left. BIF: all chains together. Band: EK-FAC's interval. Raw scores. Bars: "
+            f"{bars_of(drawn.groupby(['label', 'alpha'])['seed'].nunique())}."
+        )
+        yield frame.finish_rows(
+            drawn, figure, f"draws-{ground}-of-{file_slug(f'{share:g}')}", f"{metric_words(group)} against draws",
+            [f"alpha_attribution {share:g}", str(truth)], frame.notes_of(told, shown_rows(drawn)), ["raw"],
+            frame.handles_of(axes)[: frame.MOST_NAMES], labels,
+        )  # fmt: skip
+
+
+def gaussian_name(options: str) -> str:
+    asked = json.loads(options)
+    size = f"n_beta {asked['n_beta']:g}" if asked["n_beta"] else f"rise {asked['rise']:g}"
+    return f"{look('bif_gaussian')['label']}, {size}"
+
+
+def draws_panel(axis: Axes, rows: pd.DataFrame, shapes: Mapping[str, dict[str, Any]]) -> list[frame.Label]:
+    """Of one alpha and reference; shapes: of each Gaussian's label. Only the widest one's parts are shown."""
+    at = {label: over_seeds(own, WITHIN["lds"]) for label, own in rows.groupby("label")}
+    options = {label: json.loads(text) for label, text in zip(rows["label"], rows["options"])}
+    methods = dict(zip(rows["label"], rows["method"]))
+    gaussians = sorted((label for label in at if label in shapes), key=lambda label: -options[label]["rise"])
+    labels = []
+    for label in gaussians[::-1]:  # the widest last
+        last = options[label]["draws"]
+        some = [found for one in at if (found := SOME.fullmatch(one)) and found["whole"] == label]
+        curve = [(int(found["draws"]), *at[found[0]]) for found in some] + [(last, *at[label])]
+        frame.bars_at(axis, sorted(curve), shapes[label])
+    for place, (part, marker) in enumerate(PARTS.items(), 1):
+        x, shape = last * 1.35**place, shapes[label] | {"marker": marker, "markerfacecolor": "white"}
+        labels.append(frame.Label(axis, x, at[f"{label}: {part}"][0], part, shape["color"]))
+        frame.bars_at(axis, [(x, *at[f"{label}: {part}"])], shape | {"label": f"_{part}"})
+    chains = [(options[one]["draws"] * options[one]["chains"], *at[one]) for one in at if methods[one] == "bif"]
+    if chains:
+        frame.bars_at(axis, sorted(chains), look("bif"))
+    for label in (one for one in at if methods[one] == "kfac"):
+        value, low, high = at[label]
+        shape = look("kfac")
+        axis.axhline(value, color=shape["color"], linewidth=1.2, label=shape["label"])
+        axis.axhspan(low, high, color=shape["color"], alpha=0.2, linewidth=0)
+    axis.axhline(0, color=INK, linewidth=0.5)
+    axis.set_xlabel("draws")
+    frame.logarithmic(axis, "x")
+    return labels
 
 
 # ---- LDS against what is spent ----
