@@ -567,7 +567,8 @@ def draw_draws(results: Results) -> Iterator[frame.Drawing]:
     rows = rows[rows["run_id"].isin(rows[rows["label"].str.fullmatch(SOME)]["run_id"])]
     for (ground, share, truth), group in rows.groupby(["ground", *PLACES], sort=True):
         some = group.assign(whole=group["label"].str.extract(SOME)["whole"]).dropna(subset="whole")
-        names = {label: gaussian_name(options) for label, options in zip(some["whole"], some["options"])}
+        gaussian = look("bif_gaussian")["label"]
+        names = {one: with_size(gaussian, json.loads(options)) for one, options in zip(some["whole"], some["options"])}
         shapes = looks(("bif_gaussian", name) for name in names.values())
         places = sorted(set(zip(some["alpha"], some["reference"])), reverse=True)[: frame.MOST_PANELS]
         figure, axes = frame.panels(len(places), 2.8, across=2)
@@ -581,8 +582,8 @@ def draw_draws(results: Results) -> Iterator[frame.Drawing]:
             axis.set_ylabel(metric_words(group))
         drawn = group[group["method"].isin(("bif", "bif_gaussian", "kfac")) & ~group["label"].str.contains(": ")]
         told = (
-            "Of a Gaussian all draws so far, and beside the widest's last its odd and even part; of nearly no rise "
-            "the linear part is left. BIF: all chains together. Band: EK-FAC's interval. Raw scores. Bars: "
+            "Of a Gaussian all draws so far, and beside one's last its odd and even part; of nearly no rise the "
+            "linear part is left. BIF: all chains together. Bands: EK-FAC's intervals. Raw scores. Bars: "
             f"{bars_of(drawn.groupby(['label', 'alpha'])['seed'].nunique())}."
         )
         yield frame.finish_rows(
@@ -592,20 +593,22 @@ def draw_draws(results: Results) -> Iterator[frame.Drawing]:
         )  # fmt: skip
 
 
-def gaussian_name(options: str) -> str:
-    asked = json.loads(options)
-    size = f"n_beta {asked['n_beta']:g}" if asked["n_beta"] else f"rise {asked['rise']:g}"
-    return f"{look('bif_gaussian')['label']}, {size}"
+def with_size(name: str, options: Mapping[str, Any]) -> str:
+    """With the damping, if it is one for all layers, as BIF's localisation is, and how wide a Gaussian is."""
+    size = "n_beta" if options.get("n_beta") else "rise"
+    told = {one: options.get(one) for one in ("damping", size)}
+    return ", ".join([name, *(f"{one} {value:g}" for one, value in told.items() if value is not None)])
 
 
 def draws_panel(axis: Axes, rows: pd.DataFrame, shapes: Mapping[str, dict[str, Any]]) -> list[frame.Label]:
-    """Of one alpha and reference; shapes: of each Gaussian's label. Only the widest one's parts are shown."""
+    """Of one alpha and reference; shapes: of each Gaussian's label. One, of an n_beta or else wide, has parts."""
     at = {label: over_seeds(own, WITHIN["lds"]) for label, own in rows.groupby("label")}
     options = {label: json.loads(text) for label, text in zip(rows["label"], rows["options"])}
     methods = dict(zip(rows["label"], rows["method"]))
-    gaussians = sorted((label for label in at if label in shapes), key=lambda label: -options[label]["rise"])
+    gaussians = [label for label in at if label in shapes]
+    gaussians.sort(key=lambda label: (options[label]["n_beta"] > 0, options[label]["rise"]))
     labels = []
-    for label in gaussians[::-1]:  # the widest last
+    for label in gaussians:  # last the one with parts
         last = options[label]["draws"]
         some = [found for one in at if (found := SOME.fullmatch(one)) and found["whole"] == label]
         curve = [(int(found["draws"]), *at[found[0]]) for found in some] + [(last, *at[label])]
@@ -618,10 +621,11 @@ def draws_panel(axis: Axes, rows: pd.DataFrame, shapes: Mapping[str, dict[str, A
     if chains:
         frame.bars_at(axis, sorted(chains), look("bif"))
     for label in (one for one in at if methods[one] == "kfac"):
-        value, low, high = at[label]
-        shape = look("kfac")
-        axis.axhline(value, color=shape["color"], linewidth=1.2, label=shape["label"])
-        axis.axhspan(low, high, color=shape["color"], alpha=0.2, linewidth=0)
+        (value, low, high), shape = at[label], look("kfac")
+        name = with_size(shape["label"], options[label])
+        style = "-" if name == shape["label"] else "--"
+        axis.axhline(value, color=shape["color"], linewidth=1.2, linestyle=style, label=name)
+        axis.axhspan(low, high, color=shape["color"], alpha=0.15, linewidth=0)
     axis.axhline(0, color=INK, linewidth=0.5)
     axis.set_xlabel("draws")
     frame.logarithmic(axis, "x")

@@ -173,14 +173,14 @@ def test_what_was_kept_of_a_long_pair_draws_the_same_figure(tmp_path: Path) -> N
 
 
 def write_gaussian(folder: Path) -> None:
-    """bif_gaussian of two rises and BIF of two lengths, LDS within class rising with the draws; EK-FAC's line."""
+    """bif_gaussian twice and BIF of two lengths, LDS within class rising with the draws; EK-FAC's line."""
     within, options = {"kfac": 0.6}, dict[str, dict[str, Any]]()
-    for rise in (0.1, 1e-4):
-        whole = f"bif_gaussian@rise={rise:g}"
+    for own in ({"n_beta": 0.0, "rise": 0.1}, {"n_beta": 20.0, "rise": 0.1, "damping": 5.0}):
+        whole = f"bif_gaussian@n_beta={own['n_beta']:g}"
         curve = {whole: 0.5, f"{whole}: 100 draws": 0.2, f"{whole}: 300 draws": 0.3}
         curve |= {f"{whole}: odd part": 0.45, f"{whole}: even part": 0.25}
         within |= curve
-        options |= {label: {"draws": 1000, "rise": rise, "n_beta": 0.0} for label in curve}
+        options |= {label: {"draws": 1000, **own} for label in curve}
     for draws, found in ((75, 0.4), (25, 0.3)):
         within[f"bif@draws={draws}"] = found
         options[f"bif@draws={draws}"] = {"draws": draws, "chains": 4}
@@ -194,11 +194,11 @@ def test_a_gaussian_and_chains_are_drawn_over_their_draws(tmp_path: Path) -> Non
     write_gaussian(tmp_path)
     (drawing,) = draw("draws", tmp_path)
     (axis,) = drawing.figure.axes
-    gaussian = "BIF, K-FAC's Gaussian, rise"
+    gaussian = "BIF, K-FAC's Gaussian"
     curves = {one.get_label(): one.lines[0].get_xydata().tolist() for one in error_bars(axis)}
     halved = [[100, 0.1], [300, 0.15], [1000, 0.25]]  # at alpha 0.5 the synthetic records have half of it
-    assert curves.pop(f"{gaussian} 0.1") == halved
-    assert curves.pop(f"{gaussian} 0.0001") == halved
+    assert curves.pop(f"{gaussian}, rise 0.1") == halved
+    assert curves.pop(f"{gaussian}, damping 5, n_beta 20") == halved
     assert curves.pop("BIF") == [[100, 0.15], [300, 0.2]]
     assert {label: ends[0][1] for label, ends in curves.items()} == {"_odd part": 0.225, "_even part": 0.125}
     assert [line.get_ydata()[0] for line in axis.lines if line.get_label() == "EK-FAC (kfac)"] == [0.3]
