@@ -1,6 +1,7 @@
 """The bank: recorded LDS comes out again from ranks alone, and scores from elsewhere stand beside recorded ones."""
 
 import json
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from bench.truth.folder import read_truth, write_truth
 from retrain.errors import UsageError
 from retrain.logistic import LogisticDigits
 from retrain.safe_files import read_safetensors, write_safetensors
+from tests.helpers.synthetic_results import edited
 
 ROOT = Path(__file__).resolve().parents[3]
 BANKS = sorted(path.parent for path in (ROOT / "results" / "bank").glob("*/recorded.json"))
@@ -69,13 +71,10 @@ def test_from_the_bank_alone_recorded_lds_come_out_again(folder: Path) -> None:
     """
     truth = read_truth(folder)
     recorded = read_recorded(folder, truth.record["arrays_sha256"])
-    assert recorded is not None
     losses, found = truth.mean(), {}
-    for (label, normalised), ranks in recorded.ranks.items():
-        row = recorded.row(label, normalised)
-        assert row is not None
-        found[label, normalised] = metrics.linear_datamodelling_score(losses, ranks).lds
-        assert found[label, normalised] == pytest.approx(row["lds"], abs=1e-6), label
+    for key, ranks in recorded.ranks.items():
+        found[key] = metrics.linear_datamodelling_score(losses, ranks).lds
+        assert found[key] == pytest.approx(recorded.row(*key)["lds"], abs=1e-6), key
     where = {name: truth.record[name] for name in ("protocol", "scheme", "alpha", "alpha_attribution", "seed")}
     task = truth.record["task"]["name"]
     frame = records_of(task)
@@ -84,9 +83,8 @@ def test_from_the_bank_alone_recorded_lds_come_out_again(folder: Path) -> None:
         for name, value in where.items():
             same = same[same[name] == value]
         assert len(same), f"{label} is in the records of {task}"
-        row = recorded.row(label, False)
-        assert row is not None
-        of_these_models = same[np.isclose(same["ceiling"], row["ceiling"], rtol=0.0, atol=1e-9)]
+        ceiling = recorded.row(label, False)["ceiling"]
+        of_these_models = same[np.isclose(same["ceiling"], ceiling, rtol=0.0, atol=1e-9)]
         for value in of_these_models["lds"][:1]:
             assert value == pytest.approx(found[label, False], abs=1e-6), label
         if not len(of_these_models):
@@ -134,7 +132,6 @@ def test_a_balanced_bank_has_the_subset_models_that_methods_looked_at(world: dic
     assert folder.name == "logistic-exact-alpha-0.5-seed-1-balanced"
     arrays = read_safetensors(folder / "references.safetensors")
     task, truth = LogisticDigits(num_train=60), read_truth(folder)
-    assert truth.train_indices is not None
     labels = task.train_data.targets.numpy()
     of_models = [arrays[f"subset-{k}/trained_on"] for k in (0, 1)]
     for kept in [*of_models, *(truth.train_indices[mask] for mask in truth.masks)]:
@@ -159,8 +156,8 @@ def test_further_losses_that_do_not_fit_are_refused(world: dict[str, Any], tmp_p
     for wrong in (np.array([0, 1, 20]), np.array([0, 1, 1]), np.array([0, 1])):
         with (tmp_path / "truth.safetensors").open("wb") as file:
             digest = write_safetensors(file, {**arrays, "further_subsets": wrong})
-        record = json.loads((tmp_path / "truth.json").read_text()) | {"arrays_sha256": digest}
-        (tmp_path / "truth.json").write_text(json.dumps(record))
+        with edited(tmp_path / "truth.json") as record:
+            record["arrays_sha256"] = digest
         with pytest.raises(UsageError, match="further_losses has shape"):
             read_truth(tmp_path)
 
@@ -174,14 +171,9 @@ def test_scores_from_elsewhere_stand_beside_recorded_ones(
     np.save(folder / "mine.npy", -ours)  # another library: positive is helpful
     words = ["--ground-truth", str(world["bank"]), "--scores", str(folder / "mine.npy"), "--scores-are", "helpfulness"]
     assert lds([*words, "--out", str(folder / "runs")]) == 0
-    printed = capsys.readouterr().out
-    assert "mine: defaults (given)" in printed
-    assert "mine - gradsim" in printed
-    record = next(
-        found
-        for path in (folder / "runs").glob("*/run.json")
-        if (found := read_record(path, RunRecord)).get("kind") == "given scores"
-    )
+    assert "mine - gradsim" in capsys.readouterr().out
+    records = [read_record(path, RunRecord) for path in (folder / "runs").glob("*/run.json")]
+    (record,) = (one for one in records if one.get("kind") == "given scores")
     mine = {pair["against"]: pair for pair in record["pairs"] if pair["label"] == "mine"}
     assert set(mine) == {"gradsim", "kfac", "random"}
     assert mine["kfac"]["difference"] == pytest.approx(0.0, abs=1e-12)
@@ -195,17 +187,13 @@ def test_scores_from_elsewhere_stand_beside_recorded_ones(
 
 
 def test_check_finds_an_edited_bank(world: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    copy = tmp_path / "bank"
-    copy.mkdir()
-    for path in world["bank"].iterdir():
-        (copy / path.name).write_bytes(path.read_bytes())
+    copy = shutil.copytree(world["bank"], tmp_path / "bank")
     assert truth_command(["check", str(copy)]) == 0
-    record = json.loads((copy / "recorded.json").read_text())
-    record["rows"][0]["lds"] += 1e-3
-    (copy / "recorded.json").write_text(json.dumps(record))
+    with edited(copy / "recorded.json") as record:
+        record["rows"][0]["lds"] += 1e-3
     assert truth_command(["check", str(copy)]) == 1
     assert "differs" in capsys.readouterr().out
-    record["truth_sha256"] = "0" * 64
-    (copy / "recorded.json").write_text(json.dumps(record))
+    with edited(copy / "recorded.json") as record:
+        record["truth_sha256"] = "0" * 64
     assert truth_command(["check", str(copy)]) == 2
     assert "belongs to another ground truth" in capsys.readouterr().err

@@ -17,15 +17,14 @@ PLANTED = "tests.helpers.planted:Planted"
 
 
 def run(arguments: list[str], extra: list[str]) -> int:
-    """A budget where methods and no grid are named, else a sweep."""
-    is_budget = "--methods" in extra and "--grid" not in extra
-    return main(["budget" if is_budget else "sweep", *arguments[1:], *extra])
+    """A budget where no grid is named, else a sweep."""
+    return main(["sweep" if "--grid" in extra else "budget", *arguments, *extra])
 
 
 @pytest.fixture
 def arguments(tmp_path: Path) -> list[str]:
     return [
-        "sweep", "--task", PLANTED, "--alpha", "0.5", "--subsets", "12", "--cluster", "inline", "--device", "cpu",
+        "--task", PLANTED, "--alpha", "0.5", "--subsets", "12", "--cluster", "inline", "--device", "cpu",
         "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out"),
         "--set", "bif.n_beta=200", "--set", "bif.draws=40", "--set", "bif.minibatch=50",
     ]  # fmt: skip
@@ -34,8 +33,7 @@ def arguments(tmp_path: Path) -> list[str]:
 def test_a_sweep_marks_diverged_cells_and_reports_the_best_on_other_queries(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [*arguments, "--grid", "gamma=1,10", "step_size=0.004,1.0"]
-    assert main(command) == 0
+    assert run(arguments, ["--grid", "gamma=1,10", "step_size=0.004,1.0"]) == 0
     result = json.loads((tmp_path / "out" / "sweep.json").read_text())
     assert result["axes"] == {"gamma": [1.0, 10.0], "step_size": [0.004, 1.0]}
     by_step = {step: [cell for cell in result["cells"] if cell["step_size"] == step] for step in (0.004, 1.0)}
@@ -57,7 +55,7 @@ def test_a_sweep_without_any_score_says_so_after_its_table(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("bench.tune.write_json", full)
-    assert main([*arguments, "--grid", "step_size=1.0"]) == 1
+    assert run(arguments, ["--grid", "step_size=1.0"]) == 1
     captured = capsys.readouterr()
     assert "step_size" in captured.out
     assert "sweep.json cannot be written: No space left on device" in captured.err
@@ -83,9 +81,7 @@ def test_what_ran_away_is_not_run_again(
 
 
 def test_budget_curves_use_one_runs_traces(arguments: list[str], tmp_path: Path) -> None:
-    command = ["budget", *arguments[1:], "--set", "bif.gamma=1", "--set", "bif.step_size=0.004"]
-    command += ["--set", "trak.ridge=0.001"]
-    assert main(command) == 0
+    assert run(arguments, ["--set", "bif.gamma=1", "--set", "bif.step_size=0.004", "--set", "trak.ridge=0.001"]) == 0
     result = json.loads((tmp_path / "out" / "budget.json").read_text())
     raw = next(c for c in result["curves"] if c["method"] == "bif" and not c["normalised"])
     values = [point["value"] for point in raw["points"]]
@@ -147,28 +143,23 @@ def test_what_would_be_ignored_is_refused_before_anything_is_retrained(
 
 
 def test_a_method_that_cannot_run_is_refused_before_anything_is_retrained(
-    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bench.runner.Session.retrain", lambda _: pytest.fail("retrained"))
     monkeypatch.setattr("baselines.gradsim.GradSim.skip", lambda *_: "the moon is full")
-    without_bif = arguments[: arguments.index("--set")]
-    assert main([*without_bif, "--methods", "gradsim"]) == 2
-    assert "--grid OPTION=V1,V2 is needed for gradsim" in capsys.readouterr().err
-    assert main([*without_bif, "--methods", "gradsim", "--grid", "batch_size=10"]) == 2
-    assert f"gradsim cannot run on {PLANTED}: the moon is full" in capsys.readouterr().err
+    command = ["sweep", *arguments[: arguments.index("--set")], "--methods", "gradsim"]
+    assert "--grid OPTION=V1,V2 is needed for gradsim" in refused(main, command)
+    assert "the moon is full" in refused(main, [*command, "--grid", "batch_size=10"])
 
 
 def test_another_runs_record_is_kept_and_failed_cells_are_named(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [*arguments, "--grid", "gamma=1", "--set"]
-    assert main([*command, "bif.step_size=0.004"]) == 0
-    first = json.loads((tmp_path / "out" / "sweep.json").read_text())["run_id"]
-    capsys.readouterr()
-    assert main([*command, "bif.step_size=0.004"]) == 0
-    assert "is kept as" not in capsys.readouterr().err, "the same run again"
-    assert main([*command, "bif.step_size=1.0"]) == 1
-    error = capsys.readouterr().err
-    assert f"is kept as {tmp_path / 'out' / f'sweep.{first}.json'}" in error
-    assert "no LDS at gamma 1: " in error
-    assert json.loads((tmp_path / "out" / f"sweep.{first}.json").read_text())["run_id"] == first
+    command, out = ["--grid", "gamma=1", "--set"], tmp_path / "out"
+    assert run(arguments, [*command, "bif.step_size=0.004"]) == 0
+    first = json.loads((out / "sweep.json").read_text())["run_id"]
+    assert run(arguments, [*command, "bif.step_size=0.004"]) == 0
+    assert [path.name for path in out.glob("*.json")] == ["sweep.json"], "the same run again"
+    assert run(arguments, [*command, "bif.step_size=1.0"]) == 1
+    assert "no LDS at gamma 1: " in capsys.readouterr().err
+    assert json.loads((out / f"sweep.{first}.json").read_text())["run_id"] == first
