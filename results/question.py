@@ -60,9 +60,10 @@ DATAMODELS = (
 TRIED = ("kfac", "shampoo", "trak")
 # Step -> the arguments of a tuning, or a scheme, an alpha, the methods, and the seeds.
 TUNINGS = {
-    "tune-full": ("full", ALPHAS, (*TRIED, "bif")),
-    "tune-full-ekfac": ("full", (0.1, 0.5), ("ekfac",)),
+    "tune-full": ("full", ALPHAS, TRIED),
     "tune-subset": ("subset", ALPHAS, TRIED),
+    "tune-full-ekfac": ("full", (0.1, 0.5), ("ekfac",)),
+    "tune-full-bif": ("full", ALPHAS, ("bif",)),
     "tune-subset-bif": ("subset", (0.1,), ("bif",)),
 }
 RUNS = {
