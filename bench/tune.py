@@ -14,9 +14,9 @@ settings; whole numbers (draws, checkpoints) are budgets and are not followed. W
 `--set METHOD.OPTION=VALUE` gives is kept and not tuned. A setting's LDS is the mean over the alphas and seeds asked
 for, on the `tune` queries and on subsets of a stream of their own. On a task with groups it is LDS within groups, and
 one alpha is tuned at a time, at the models and subsets that `--reference` and `--scheme` ask for. The best by raw LDS
-and the best by normalised LDS are chosen separately; settings that a paired 95 % interval cannot tell from the best
-count as ties, and the cheapest of them is taken, or the best of those that take within a tenth of its seconds. The
-record keeps the whole grid.
+and the best by normalised LDS are chosen separately; settings within 0.01 of the best that a paired 95 % interval
+cannot tell from it count as ties, and the cheapest of them is taken, or the best of those that take within a tenth of
+its seconds. The record keeps the whole grid.
 
 A sweep scores every cell on the `tune` queries and on subsets of their own, keeps the loss traces, survives cells that
 diverge (their LDS is null), and measures the best cell once on the `report` queries and subsets. A budget curve cuts
@@ -78,6 +78,7 @@ from retrain.units import groups_of
 TRIES = 12
 FURTHER = 4  # settings beyond the grid
 EDGE_FACTOR = 10.0
+TIE = 0.01  # of LDS: what is behind by more is no tie, however little the tuning queries decide
 SAME_SECONDS = 1.1  # what a clock cannot tell apart
 CHOSEN_BY = ("raw", "normalised")
 TUNED_FIELDS = ("task", "protocol", "alphas", "alpha_attribution", "seeds", "run_id", "commit", "code", "device")
@@ -310,11 +311,12 @@ Truth = tuple[np.ndarray, metrics.GroupCounts | None]  # losses of a block, and 
 
 
 def choose(tried: Sequence[Tried], truths: Sequence[Truth], kind: str) -> dict[str, Any] | None:
-    """The cheapest of those that cannot be told from the best; None where no setting has a score."""
+    """The cheapest of those near the best that cannot be told from it; None where no setting has a score."""
     ranked = best_first(tried, kind)
     if not ranked:
         return None
     best, *others = ranked
+    others = [one for one in others if (best.lds[kind] or 0.0) - (one.lds[kind] or 0.0) <= TIE]
     behind = clearly_behind(others, best, truths, kind)
     ties = [best, *(one for one, is_behind in zip(others, behind, strict=True) if not is_behind)]
     least = min(one.seconds for one in ties)

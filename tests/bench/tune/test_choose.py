@@ -106,22 +106,28 @@ def test_ties_within_the_paired_interval_go_to_the_cheaper() -> None:
     generator = np.random.default_rng(0)
     losses = generator.normal(size=(60, 40))
 
-    def tried(noise: float, seconds: float) -> Tried:
+    def tried(noise: float, seconds: float, score: float) -> Tried:
         made = losses + noise * generator.normal(size=losses.shape)
-        score = float(np.mean([np.corrcoef(a, b)[0, 1] for a, b in zip(losses.T, made.T)]))
         return Tried({"noise": noise}, seconds, predictions={"raw": [made], "normalised": []}, lds={"raw": score})
 
-    best, tie, behind, broken = tried(1.0, 10.0), tried(1.0, 1.0), tried(3.0, 0.1), Tried({}, lds={"raw": None})
-    ordered = max((best, tie), key=lambda one: one.lds["raw"] or 0)
-    assert clearly_behind([behind, best, tie], ordered, [(losses, None)], "raw") == [True, False, False]
+    best, tie, behind = tried(1.0, 10.0, 0.7), tried(1.0, 1.0, 0.695), tried(1.5, 0.1, 0.692)
+    broken = Tried({}, lds={"raw": None})
+    assert clearly_behind([behind, best, tie], best, [(losses, None)], "raw") == [True, False, False]
     truths = [(losses, None)]
     chosen = choose([best, behind, broken, tie], truths, "raw")
     assert (chosen["seconds"], chosen["num_ties"]) == (1.0, 2)
     tie.seconds = 9.5  # a clock cannot tell it from 10: the better one is taken
-    assert choose([best, behind, broken, tie], truths, "raw")["lds"] == ordered.lds["raw"]
+    assert choose([best, behind, broken, tie], truths, "raw")["lds"] == best.lds["raw"]
     assert choose([broken], truths, "raw") is None
     alone = choose([best], truths, "raw")
     assert (alone["options"], alone["num_ties"]) == (best.options, 1)
+    few = losses[:, :1]  # one query decides nothing: what is far behind is no tie all the same
+    wide = [
+        Tried({"n": n}, cost, predictions={"raw": [few + noise * made[:, :1]], "normalised": []}, lds={"raw": score})
+        for n, (noise, cost, score) in enumerate(((1.0, 9.0, 0.5), (1.1, 1.0, 0.495), (1.2, 0.1, 0.48)))
+        for made in [generator.normal(size=losses.shape)]
+    ]
+    assert choose(wide, [(few, None)], "raw")["options"] == {"n": 1}
 
 
 def test_settings_are_tried_once_and_what_is_fixed_is_not_tuned(arguments: list[str], tmp_path: Path) -> None:
