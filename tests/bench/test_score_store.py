@@ -20,9 +20,8 @@ METHODS = ("kfac", "soft=kfac@relative_damping=1", "shampoo", "gradsim", "trak",
 
 
 def made(folder: Path, *methods: str, queries: int = 3) -> tuple[Session, list[np.ndarray]]:
-    asked = Experiment(
-        task=LOGISTIC, task_options={"num_train": 80, "num_queries": 40}, methods=methods, queries=queries
-    )
+    options = {"num_train": 80, "num_queries": 40}
+    asked = Experiment(task=LOGISTIC, task_options=options, methods=methods, queries=queries)
     session = Session(asked, Execution(cache=str(folder / "cache"), progress=False))
     (block,) = session.blocks
     fresh = [session.scorer(variant, *block) for variant in session.active]
@@ -47,13 +46,10 @@ def test_new_queries_have_the_scores_of_a_fresh_run(tmp_path: Path, most_bytes: 
         assert answer.num_bytes > 0
 
 
-def test_what_has_nothing_to_keep_is_refused(tmp_path: Path) -> None:
+def test_what_has_nothing_to_keep_and_kept_gradients_of_others_are_refused(tmp_path: Path) -> None:
     session, _ = made(tmp_path, "random", queries=1)
     with pytest.raises(UsageError, match="neither a fit"):
         make_store(session, tmp_path / "store", 2**30)
-
-
-def test_kept_gradients_of_others_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", np.zeros((3, 4), dtype=np.float32))
     assert KeptRows(tmp_path / "rows.npy").open(3, 4) is not None
     with pytest.raises(UsageError, match=r"expected float32 of shape \(3, 5\)"):

@@ -5,7 +5,9 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,6 @@ from bench.scaling.point import EkfacPoint, choose_sizes
 from bench.scaling.rows import asked_rows, make_rows, read_rows
 from tests.helpers.scaling_laws import TINY, specification
 
-# ---- which sizes are measured ----
-
 
 def climb(seconds_of: Any, budget: float, target: int, first: int = 4, wanted: int = 0) -> tuple[list[int], float]:
     done: list[tuple[int, float]] = []
@@ -27,7 +27,7 @@ def climb(seconds_of: Any, budget: float, target: int, first: int = 4, wanted: i
     return [size for size, _ in done], sum(seconds for _, seconds in done)
 
 
-def test_a_point_takes_the_whole_run_if_it_fits_and_two_sizes_at_least_if_not() -> None:
+def test_a_point_takes_the_whole_run_or_a_hundred_draws_if_they_fit_and_two_sizes_at_least_if_not() -> None:
     law = lambda size: 1 + 0.01 * size  # noqa: E731
     sizes, spent = climb(law, budget=60, target=2000)
     assert sizes[-1] == 2000
@@ -40,23 +40,17 @@ def test_a_point_takes_the_whole_run_if_it_fits_and_two_sizes_at_least_if_not() 
     assert sizes == sorted(set(sizes))
     assert climb(law, budget=0.001, target=2000)[0] == [4, 8]
     assert climb(law, budget=60, target=4)[0] == [4]
-
-
-def test_a_hundred_draws_are_timed_where_they_fit_and_then_all_of_them_if_those_do() -> None:
-    law = lambda size: 0.5 * size  # noqa: E731
-    assert climb(law, budget=60, target=2000, first=8, wanted=100)[0] == [8, 100]
-    assert climb(law, budget=2000, target=2000, first=8, wanted=100)[0] == [8, 100, 2000]
-    assert max(climb(law, budget=30, target=2000, first=8, wanted=100)[0]) < 100
-    assert climb(law, budget=30, target=2000, first=16, wanted=16)[0] == [16], "no more than were wanted"
-
-
-# ---- EK-FAC's parts ----
+    for budget, first, wanted, expected in (
+        (60, 8, 100, [8, 100]),
+        (2000, 8, 100, [8, 100, 2000]),
+        (30, 8, 100, [8, 16, 24]),
+        (30, 16, 16, [16]),  # no more than were wanted
+    ):
+        assert climb(lambda size: 0.5 * size, budget, 2000, first, wanted)[0] == expected
 
 
 @pytest.fixture
-def ekfac_spec(tmp_path: Path) -> dict[str, Any]:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
+def ekfac_spec(tmp_path: Path, scratch: Path) -> dict[str, Any]:
     return specification(
         "ekfac", configuration=asdict(TINY.with_layers(1)),
         fit_sets=[4, 8, 1_000_000], fit_examples=4, query_counts=[2, 6],
@@ -123,18 +117,14 @@ def test_slow_eigendecompositions_are_shared_and_fitting_sets_beyond_the_budget_
     assert rows[0]["shared_parts"] is None
 
 
-def test_ekfac_is_refused_with_the_bytes_it_would_take(
-    ekfac_spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ekfac_is_refused_with_the_bytes_it_would_take(ekfac_spec: dict[str, Any], monkeypatch: Any) -> None:
     monkeypatch.setattr(EkfacPoint, "free_disk", lambda self: 1000)
-    result = points.perform_point(ekfac_spec, time.monotonic())
-    rows = make_rows(ekfac_spec, result, None)
+    rows = make_rows(ekfac_spec, points.perform_point(ekfac_spec, time.monotonic()), None)
     assert [(row["fit_examples"], row["queries"]) for row in rows] == asked_rows(ekfac_spec)
-    row = rows[-1]
-    assert row["error"].startswith("refused: a run of 1 layers takes about ")
-    assert "on the disk (1000 B to be had)" in row["error"]
-    assert row["needed_disk_bytes"] == TINY.with_layers(1).factor_bytes(4)
-    assert row["needed_memory_bytes"] > 0
+    assert rows[-1]["error"].startswith("refused: ")
+    assert "1000 B" in rows[-1]["error"]
+    assert rows[-1]["needed_disk_bytes"] == TINY.with_layers(1).factor_bytes(4)
+    assert rows[-1]["needed_memory_bytes"] > 0
 
 
 # ---- sweeps of two tiny models ----
@@ -143,21 +133,18 @@ def test_ekfac_is_refused_with_the_bytes_it_would_take(
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Arguments of a sweep over two tiny models whose points run in this process."""
-    folders = []
     for name, hidden in (("tiny-a", 16), ("tiny-b", 32)):
-        folder = tmp_path / name
-        folder.mkdir()
+        (tmp_path / name).mkdir()
         shape = {
             "model_type": "gpt_neox", "hidden_size": hidden, "num_hidden_layers": 2, "num_attention_heads": 2,
             "intermediate_size": 2 * hidden, "vocab_size": 64, "max_position_embeddings": 64,
         }  # fmt: skip
-        (folder / "config.json").write_text(json.dumps(shape))
-        folders.append(str(folder))
+        (tmp_path / name / "config.json").write_text(json.dumps(shape))
     monkeypatch.setattr(points, "matmul_peak", lambda device: 1e10)
     monkeypatch.setattr(sweeps, "measure_point", lambda spec, limit: points.perform_point(spec, time.monotonic()))
     return [
-        "--model", *folders, "--train", "6", "--queries", "2", "--tokens", "8",
-        "--device", "cpu", "--draws", "8", "--fit-examples", "4", "6",
+        "--model", str(tmp_path / "tiny-a"), str(tmp_path / "tiny-b"), "--train", "6", "--queries", "2",
+        "--tokens", "8", "--device", "cpu", "--draws", "8", "--fit-examples", "4", "6",
         "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out"),
     ]  # fmt: skip
 
@@ -170,27 +157,21 @@ METHODS = "tests.helpers.bad_methods"
 OUT_OF_MEMORY, DISK_FULL, FITTED = (f"{METHODS}:{name}" for name in ("OutOfMemory", "DiskFull", "Fitted"))
 
 
-def test_two_folders_of_one_name_are_refused(tiny: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_folders_of_one_name_are_refused(tiny: list[str], refused: Callable[..., str]) -> None:
     """Their rows could not be told apart, and a merge would keep one of them."""
     first, second = Path(tiny[1]), Path(tiny[2])
-    other = first.parent / "elsewhere" / first.name
-    shutil.copytree(second, other)
-    assert sweeps.main([*tiny[:2], str(other), *tiny[3:]]) == 2
-    assert "would have another model's name" in capsys.readouterr().err
+    other = shutil.copytree(second, first.parent / "elsewhere" / first.name)
+    assert "would have another model's name" in refused(sweeps.main, [*tiny[:2], str(other), *tiny[3:]])
 
 
 def test_a_sweep_of_two_sizes_has_complete_rows_and_outlives_failures(
     tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    methods = ["bif", "ekfac", OUT_OF_MEMORY, DISK_FULL, "gradsim", FITTED]
-    arguments = [*tiny, "--methods", *methods]
+    arguments = [*tiny, "--methods", "bif", "ekfac", OUT_OF_MEMORY, DISK_FULL, "gradsim", FITTED]
     assert sweeps.main(arguments) == 0
     rows = rows_of(tmp_path)
-    assert [(row["model"], row["method"], row["fit_examples"]) for row in rows[:6]] == [
-        (f"tiny-{letter}", method, fit)
-        for letter in "ab"
-        for method, fit in (("bif", None), ("ekfac", 4), ("ekfac", 6))
-    ]
+    asked = product(("tiny-a", "tiny-b"), (("bif", None), ("ekfac", 4), ("ekfac", 6)))
+    assert [(row["model"], (row["method"], row["fit_examples"])) for row in rows[:6]] == list(asked)
     assert [row["fit_examples"] for row in rows if row["method"] == FITTED] == [4, 6, 4, 6]
     reasons = {
         OUT_OF_MEMORY: "out of memory: OutOfMemoryError: CUDA",
@@ -219,34 +200,37 @@ def test_a_sweep_of_two_sizes_has_complete_rows_and_outlives_failures(
     assert sweeps.main(arguments) == 0
     for old, new in zip(rows, rows_of(tmp_path), strict=True):
         assert (old["score_seconds"], old["error"]) == (new["score_seconds"], new["error"])
-    out = str(tmp_path / "merged")
-    assert sweeps.main(["--merge", str(tmp_path / "out" / "scaling.json"), "--out", out]) == 0
-    merged = read_rows(Path(out) / "scaling.csv")
-    assert {(row["method"], row["score_seconds"]) for row in merged} == {
-        (row["method"], row["score_seconds"]) for row in rows
-    }
+    again = tmp_path / "again"
+    assert sweeps.main(["--merge", str(tmp_path / "out" / "scaling.json"), "--out", str(again / "out")]) == 0
+    made, merged = ({(row["method"], row["score_seconds"]) for row in some} for some in (rows, rows_of(again)))
+    assert merged == made
 
 
 def test_an_interrupted_sweep_goes_on_where_it_was(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """`kill` and a queue's end are SIGTERM: an ordinary exit, so that the point in progress is ended too."""
     measured: list[str] = []
     measure = sweeps.measure_point
 
     def until_stopped(spec: dict[str, Any], limit: float) -> dict[str, Any]:
-        if len(measured) == 1:
-            measured.append("stop")
-            raise KeyboardInterrupt
         measured.append(spec["configuration"]["name"])
-        return measure(spec, limit)
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        return measure(spec, limit) if len(measured) != 3 else os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(sweeps, "measure_point", until_stopped)
     arguments = [*tiny, "--methods", "gradsim"]
     assert sweeps.main(arguments) == 130
     assert "the same command goes on" in capsys.readouterr().err
     assert len(rows_of(tmp_path)) == 1
+    with pytest.raises(SystemExit) as ended:
+        sweeps.main(arguments)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert "the same command goes on" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert sweeps.main(arguments) == 0
-    assert measured == ["tiny-a", "stop", "tiny-b"]
+    assert measured == ["tiny-a", "tiny-b", "tiny-b", "tiny-b"]
     assert len(rows_of(tmp_path)) == 2
 
 
@@ -258,14 +242,12 @@ def test_what_exceeds_the_budget_is_projected_and_flagged(
     def by_law(watched: Any, problem: Any) -> Any:
         """The real run, with the seconds of a law: what a busy machine adds is no part of this test."""
         attribution, cost = measured_run(watched, problem)
-        draws = getattr(watched, "draws", 0)
-        return attribution, {**cost, "fit_seconds": 0.0, "score_seconds": 0.5 + 0.4 * draws}
+        return attribution, {**cost, "fit_seconds": 0.0, "score_seconds": 0.5 + 0.4 * getattr(watched, "draws", 0)}
 
     monkeypatch.setattr(points, "measured_run", by_law)
     monkeypatch.setattr(points.Ticks, "median", lambda self: None)
     monkeypatch.setitem(sweeps.BUDGET_SECONDS, "cpu", 0.01)
-    arguments = [*tiny, "--methods", "bif", "--draws", "4000"]
-    assert sweeps.main(arguments) == 0
+    assert sweeps.main([*tiny, "--methods", "bif", "--draws", "4000"]) == 0
     for row in rows_of(tmp_path):
         assert row["projected"] is True
         assert row["projected_from"].startswith("8, 16 of 4000 draws")
@@ -292,15 +274,3 @@ def test_a_point_killed_by_the_system_is_a_row_and_leaves_nothing_behind(tmp_pat
     assert "signal 9" in result["error"]
     (row,) = make_rows(spec, result, None)
     assert row["error"] == result["error"]
-
-
-def test_a_terminated_sweep_says_what_is_kept(
-    tiny: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`kill` and a queue's end are SIGTERM: an ordinary exit, so that the point in progress is ended too."""
-    monkeypatch.setattr(sweeps, "measure_point", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(SystemExit) as ended:
-        sweeps.main([*tiny, "--methods", "gradsim"])
-    assert ended.value.code == 128 + signal.SIGTERM
-    assert "the same command goes on" in capsys.readouterr().err
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
