@@ -1,5 +1,6 @@
 """The console script: every command under one name, and what there is to choose from."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -29,33 +30,21 @@ def test_it_lists_methods_and_tasks_with_options_defaults_and_papers(capsys: pyt
     assert main(["list", "methods", "ekfac"]) == 0
 
 
-def test_commands_are_named_and_misspelt_ones_answered(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["--version"])
-    assert stop.value.code == 0
-    assert capsys.readouterr().out.startswith("tda-bench 0.")
-    with pytest.raises(SystemExit) as stop:
-        main(["ldss"])
-    assert stop.value.code == 2
-    assert "did you mean lds?" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    out = capsys.readouterr().out
-    assert all(name in out for name in COMMANDS)
-
-
-def test_every_command_has_a_main() -> None:
-    import importlib
-
+def test_every_command_has_a_main_and_old_and_misspelt_names_are_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, code, said in (
+        (["--version"], 0, "tda-bench 0."), (["--help"], 0, " "), (["ldss"], 2, "did you mean lds?"),
+    ):  # fmt: skip
+        with pytest.raises(SystemExit) as stop:
+            main(words)
+        printed = capsys.readouterr()
+        assert stop.value.code == code
+        assert said in printed.out + printed.err
     for place, _ in COMMANDS.values():
         module, _, function = place.partition(":")
         assert callable(getattr(importlib.import_module(module), function or "main"))
-
-
-def test_an_old_name_is_answered_with_the_new_one(capsys: pytest.CaptureFixture[str]) -> None:
     for name, today in OLD_COMMANDS.items():
         assert main([name, "--alpha", "0.1"]) == 2
-        assert capsys.readouterr().err == f"tda-bench: {name} is now tda-bench {today}\n"
+        assert today in capsys.readouterr().err
         assert today.split()[0] in COMMANDS
         assert name not in COMMANDS
 
@@ -74,24 +63,13 @@ def test_a_bench_folder_of_the_users_is_no_obstacle(tmp_path: Path) -> None:
     assert "no batch in" in done.stdout, done.stderr
 
 
-# ---- what the commands say to slips of the pen, and how their progress looks where nobody watches ----
+def test_a_slip_is_one_line_that_says_what_was_meant(refused: Callable[..., str]) -> None:
+    assert '"nan" is no number of days' in refused(cache.main, ["prune", "--older-than", "nan"])
+    assert "did you mean prune?" in refused(cache.main, ["prnue"])
+    export = ["export", "--alpha", "0.1", "--out", "/dev/null/x"]
+    assert '--out "/dev/null/x" cannot be made' in refused(truth.main, export)
 
 
-@pytest.mark.parametrize(
-    ("main", "arguments", "words"),
-    [
-        (cache.main, ["prune", "--older-than", "nan"], '"nan" is no number of days; expected 0 or more'),
-        (cache.main, ["prnue"], "did you mean prune?"),
-        (truth.main, ["export", "--alpha", "0.1", "--out", "/dev/null/x"], '--out "/dev/null/x" cannot be made'),
-    ],
-)
-def test_a_slip_is_one_line_that_says_what_was_meant(
-    main: Callable[[list[str]], int], arguments: list[str], words: str, refused: Callable[..., str]
-) -> None:
-    assert words in refused(main, arguments)
-
-
-# ---- progress ----
 def test_in_a_log_a_bar_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     for _ in progress.bar(range(3), desc="outer"):
         for _ in progress.bar(range(1000), desc="inner", leave=False):

@@ -43,7 +43,6 @@ def one_record(folder: Path) -> Path:
     return path
 
 
-# ---- damaged files are written again (trust, item 6) ----
 @pytest.mark.parametrize("command", [scored, lds])
 def test_a_damaged_record_and_a_missing_table_come_back(tmp_path: Path, command: Any) -> None:
     words = command(tmp_path)
@@ -63,42 +62,32 @@ def test_a_damaged_record_and_a_missing_table_come_back(tmp_path: Path, command:
     assert path.with_name("run-again").exists()  # a sound record stays
 
 
-def test_files_and_their_folder_are_flushed_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flushed = []
-    real = os.fsync
-    monkeypatch.setattr(
-        safe_files.os, "fsync", lambda fd: (flushed.append(os.readlink(f"/proc/self/fd/{fd}")), real(fd))
-    )
+def test_files_and_their_folder_are_flushed_and_what_could_not_be_read_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed, real = [], os.fsync
+    flush = lambda fd: flushed.append(Path(os.readlink(f"/proc/self/fd/{fd}"))) or real(fd)  # noqa: E731
+    monkeypatch.setattr(safe_files.os, "fsync", flush)
     write_whole(tmp_path / "run.json", "{}")
-    assert [Path(name).parent for name in flushed] == [tmp_path, tmp_path.parent]
-    assert Path(flushed[1]) == tmp_path
+    file, folder = flushed
+    assert (file.parent, folder) == (tmp_path, tmp_path)
+    record, path = {"run_id": "0123456789ab", "device": "CPU\nall is well"}, tmp_path / "a" / "run.json"
+    with pytest.raises(SafeFileError, match="device is 'CPU"):
+        save_record(path, record, RunRecord, {})
+    assert "cannot be written" in try_write(lambda: save_record(path, record, RunRecord, {}), tmp_path)
+    assert not path.exists()
 
 
-# ---- one schema for writer and reader (trust, item 7) ----
-@pytest.mark.parametrize("name", ["two\nlines", "\x1b[2J", "x" * 200, "\u202ebackwards", "=1+1"])
-def test_a_score_file_of_any_name_gives_a_record_that_is_read(tmp_path: Path, name: str) -> None:
-    assert main(scored(tmp_path, name)) == 0
-    results = load_results(tmp_path / "runs")
-    assert results.problems == []
-    assert len(results.rows) == 1
-
-
-def test_seeds_and_sources_of_any_size_are_read(tmp_path: Path) -> None:
-    words = lds(tmp_path)
-    assert main([*words, "--seeds", str(10**18 - 1)]) == 0
+def test_names_seeds_and_sources_of_any_kind_give_records_that_are_read(tmp_path: Path) -> None:
+    for number, name in enumerate(("two\nlines", "\x1b[2J", "x" * 200, "\u202ebackwards", "=1+1")):
+        assert main(scored(tmp_path / str(number), name)) == 0
+        results = load_results(tmp_path / str(number) / "runs")
+        assert (results.problems, len(results.rows)) == ([], 1)
+    assert main([*lds(tmp_path), "--seeds", str(10**18 - 1)]) == 0
     assert main(scored(tmp_path, source="x" * 1900)) == 0
     results = load_results(tmp_path / "runs")
     assert results.problems == []
     assert 10**18 - 1 in set(results.rows["seed"])
-
-
-def test_what_could_not_be_read_is_not_written(tmp_path: Path) -> None:
-    record = {"run_id": "0123456789ab", "device": "CPU\nall is well"}
-    with pytest.raises(SafeFileError, match="device is 'CPU"):
-        save_record(tmp_path / "a" / "run.json", record, RunRecord, {})
-    said = try_write(lambda: save_record(tmp_path / "a" / "run.json", record, RunRecord, {}), tmp_path)
-    assert "cannot be written" in said
-    assert not (tmp_path / "a" / "run.json").exists()
 
 
 def test_tables_of_a_file_are_the_same_rows_again(tmp_path: Path) -> None:
@@ -127,19 +116,10 @@ def test_a_record_that_was_edited_is_named(tmp_path: Path) -> None:
     assert "a known mistake" in results.left_out[0]
 
 
-def test_committed_answers_match_their_ids() -> None:
-    for path in sorted((ROOT / "results").rglob("answers.json")):
-        assert not edited_since(read_record(path, AnswersRecord)), path
-
-
-# ---- tables (trust, items 8 and 11) ----
 def test_cells_that_begin_like_formulas_are_escaped() -> None:
     frame = pd.DataFrame({"label": ["=1+1", "+1", "-1", "@x", "bif", None], "lds": [-0.5, 0.1, 0, 1, 2, 3]})
     lines = csv_text(frame).splitlines()
     assert lines == ["label,lds", "'=1+1,-0.5", "'+1,0.1", "'-1,0.0", "'@x,1.0", "bif,2.0", ",3.0"]
-
-
-# ---- every committed record loads, and what `load_results` gives of them stays the same to the last byte ----
 
 
 GOLDEN = ROOT / "tests" / "golden" / "records.json"
@@ -149,18 +129,13 @@ def digest(frame: pd.DataFrame) -> str:
     return hashlib.sha256(frame.to_csv(index=False).encode()).hexdigest()
 
 
-@pytest.fixture(scope="module")
-def committed():
-    return load_results(ROOT / "results")
-
-
-def test_every_committed_record_loads(committed) -> None:
+def test_every_committed_record_loads_and_gives_the_frames_that_it_gave() -> None:
+    committed, golden = load_results(ROOT / "results"), json.loads(GOLDEN.read_text())
     assert committed.problems == []
     text = committed.text(wide=True)
     assert all(f"run {run}" in text for run in committed.records)
-    assert sorted(committed.records) == json.loads(GOLDEN.read_text())["records"]
-
-
-@pytest.mark.parametrize("name", ["rows", "pairs"])
-def test_frames_of_the_committed_records_are_unchanged(committed, name: str) -> None:
-    assert digest(getattr(committed, name)) == json.loads(GOLDEN.read_text())[name]
+    assert sorted(committed.records) == golden["records"]
+    assert digest(committed.rows) == golden["rows"]
+    assert digest(committed.pairs) == golden["pairs"]
+    for path in sorted((ROOT / "results").rglob("answers.json")):
+        assert not edited_since(read_record(path, AnswersRecord)), path

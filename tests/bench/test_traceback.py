@@ -1,6 +1,7 @@
 """--traceback: a failing method or task is one line with its place, or the whole traceback where it is asked for."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from bench.records import read_record
 from bench.schema import RunRecord
 
 TASK = ["--task", "digits", "--set", "digits.num_train=40", "--set", "digits.epochs=1", "--alpha", "0.5"]
-PLACE = ["--device", "cpu", "--replicates", "1", "--subsets", "10"]
+TASK += ["--device", "cpu", "--replicates", "1", "--subsets", "10", "--cluster", "inline"]
 
 METHOD = '''"""Goes wrong."""
 from dataclasses import dataclass
@@ -36,29 +37,21 @@ KEPT = """
     def score(self, problem, state):
         return None
 """
-METHODS = {
-    "score": METHOD.replace("WHERE", "score(self, problem, state):"),
-    "fit": METHOD.replace("WHERE", "fit(self, problem):") + KEPT,
-    "skip": METHOD.replace("WHERE", "skip(self, task):") + KEPT,
-}
+WHERE = {"score": "score(self, problem, state):", "fit": "fit(self, problem):", "skip": "skip(self, task):"}
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> list[str]:
-    return [*TASK, *PLACE, "--cache", str(tmp_path / "cache")]
+def words_of(tmp_path: Path, *wrong: str) -> list[str]:
+    """The words of a run of methods that go wrong at these places."""
+    words = [*TASK, "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "runs"), "--methods", "random"]
+    for where in wrong:
+        path = tmp_path / f"wrong_{where}.py"
+        path.write_text(METHOD.replace("WHERE", WHERE[where]) + (KEPT if where != "score" else ""))
+        words.append(str(path))
+    return words
 
 
-def wrong(tmp_path: Path, where: str) -> str:
-    path = tmp_path / f"wrong_{where}.py"
-    path.write_text(METHODS[where])
-    return str(path)
-
-
-def test_a_methods_traceback_is_printed_where_it_is_asked_for(
-    tmp_path: Path, place: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    methods = [wrong(tmp_path, "score"), wrong(tmp_path, "fit"), "random"]
-    words = [*place, "--methods", *methods, "--out", str(tmp_path / "runs"), "--cluster", "inline"]
+def test_a_methods_traceback_is_printed_where_it_is_asked_for(tmp_path: Path, capsys: Any) -> None:
+    words = words_of(tmp_path, "score", "fit")
     assert lds_main(words) == 1
     said = capsys.readouterr().err
     problems = [line for line in said.splitlines() if " failed: " in line]
@@ -83,10 +76,8 @@ def test_a_methods_traceback_is_printed_where_it_is_asked_for(
     assert {row["method"] for row in read_record(record, RunRecord)["rows"]} == {"random", "same_class"}
 
 
-def test_what_a_method_raises_outside_its_units_is_one_line_too(
-    tmp_path: Path, place: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [*place, "--methods", wrong(tmp_path, "skip"), "--out", str(tmp_path / "runs"), "--cluster", "inline"]
+def test_what_a_method_raises_outside_its_units_is_one_line_too(tmp_path: Path, capsys: Any) -> None:
+    words = words_of(tmp_path, "skip")
     assert lds_main(words) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("python -m bench.lds: ValueError: nothing")

@@ -30,16 +30,12 @@ def test_the_damped_influence_function_is_a_refit_of_the_weights() -> None:
     def losses_after(example: int) -> torch.Tensor:
         def objective(weights: torch.Tensor) -> torch.Tensor:
             losses = task.losses_at(weights)
-            return (
-                losses[: task.num_train].mean()
-                + DAMPING / 2 * (weights - centre).square().sum()
-                + small * losses[example]
-            )
+            damped = losses[: task.num_train].mean() + DAMPING / 2 * (weights - centre).square().sum()
+            return damped + small * losses[example]
 
-        weights = centre.clone()
+        weights, gradient, hessian = centre.clone(), torch.func.grad(objective), torch.func.hessian(objective)
         for _ in range(4):
-            step = torch.linalg.solve(torch.func.hessian(objective)(weights), torch.func.grad(objective)(weights))
-            weights = weights - step
+            weights = weights - torch.linalg.solve(hessian(weights), gradient(weights))
         return task.losses_at(weights)[task.num_train :]
 
     before = task.losses_at(centre)[task.num_train :]

@@ -18,12 +18,10 @@ from bench.publish.leaderboard import rows
 from bench.records import read_record
 from bench.schema import AnswersRecord
 from retrain.errors import UsageError
-from retrain.mislabelled import Mislabelled
 from retrain.tasks import load_task
 from retrain.units import task_from, task_specification
 from tests.helpers.made_up import CIFAR10_WARMUP, cifar10_folder
 
-POISON = "tests.helpers.removal_tasks:WithPoison"
 LOGISTIC = "retrain.logistic:LogisticDigits"
 
 
@@ -70,7 +68,6 @@ def test_precision_at_k_with_ties_and_its_interval() -> None:
 
 def test_wrong_labels_reach_training_and_every_key() -> None:
     task = load_task("retrain.mislabelled:Mislabelled", of=LOGISTIC, of_options='{"num_train": 50}', share=0.2)
-    assert isinstance(task, Mislabelled)
     clean = load_task(LOGISTIC, num_train=50)
     differ = (task.train_data.targets != clean.train_data.targets).numpy()
     np.testing.assert_array_equal(differ, task.flipped)
@@ -87,25 +84,22 @@ def test_wrong_labels_reach_training_and_every_key() -> None:
         load_task("retrain.mislabelled:Mislabelled", of="tinylm")
 
 
+def scored(task: str, folder: Path, *methods: str) -> list[Any]:
+    experiment = Experiment(task=f"tests.helpers.removal_tasks:{task}", methods=methods, queries=4, settings="default")
+    ((_, found),) = score_methods(scoring_session(experiment, Execution(cache=str(folder), progress=False))).items()
+    return found
+
+
 def test_a_poisoned_label_is_found_first(tmp_path: Path) -> None:
     """One label of 120 is wrong: every method's self-influence puts it first."""
-    experiment = Experiment(task=POISON, methods=("gradsim", "kfac", "trak"), queries=5, settings="default")
-    session = scoring_session(experiment, Execution(cache=str(tmp_path), progress=False))
-    ((_, found),) = score_methods(session).items()
-    first = [None if (own := one.self_influence()) is None else int(own.argmax()) for one in found]
-    assert first == [14] * 3
+    found = scored("WithPoison", tmp_path, "gradsim", "kfac", "trak")
+    assert [int(one.self_influence().argmax()) for one in found] == [14] * 3
 
 
 def test_self_influence_is_influence_on_oneself(tmp_path: Path) -> None:
     """Asked about training examples as queries, minus the score of each with itself."""
-    experiment = Experiment(
-        task="tests.helpers.removal_tasks:WithDuplicates", methods=("gradsim", "kfac"), queries=4, settings="default"
-    )
-    session = scoring_session(experiment, Execution(cache=str(tmp_path), progress=False))
-    ((_, found),) = score_methods(session).items()
-    for one in found:
+    for one in scored("WithDuplicates", tmp_path, "gradsim", "kfac"):
         own, scores = one.self_influence(), one.attribution.scores
-        assert own is not None
         for copy in range(4):  # training example j is query j, label and all
             assert -float(scores[copy, copy]) == pytest.approx(own[copy], rel=2e-3), one.variant.label
 
@@ -130,10 +124,8 @@ def test_wrong_labels_reach_cifar10s_own_training(tmp_path: Path) -> None:
     """It trains on labels in the official order, which no example carries."""
     folder = cifar10_folder(tmp_path)
     options = {"data_dir": str(folder), "check_fingerprint": False, "widths": [4, 8, 8], "num_warmup": CIFAR10_WARMUP}
-    task = load_task(
-        "retrain.mislabelled:Mislabelled", of="cifar10", of_options=json.dumps({**options, "protocol": "scratch"})
-    )
-    assert isinstance(task, Mislabelled)
+    options["protocol"] = "scratch"
+    task = load_task("retrain.mislabelled:Mislabelled", of="cifar10", of_options=json.dumps(options))
     inside: Any = task.inside
     labels = inside.cifar10.train_labels[torch.from_numpy(inside.train_indices)]
     assert torch.equal(labels, task.train_data.targets)
