@@ -13,12 +13,14 @@ from bench.evaluations.limit import DAMPING, LogisticCopies, distances, relative
 from retrain.errors import UsageError
 
 
-def test_what_n_beta_leaves_shrinks_like_its_inverse() -> None:
+def test_what_n_beta_leaves_shrinks_like_its_inverse_and_separable_classes_have_no_minimum() -> None:
     task = LogisticCopies(copies=1)
     expected = task.damped_influence(DAMPING)
     apart = [relative_distance(n * task.exact_bif(n, DAMPING), expected) for n in (200.0, 2000.0)]
     assert 8 < apart[0] / apart[1] < 12
     assert apart[1] < 0.003
+    with pytest.raises(UsageError, match="can be separated"):
+        _ = LogisticCopies(num_train=3, copies=1).minimum
 
 
 def test_the_damped_influence_function_is_a_refit_of_the_weights() -> None:
@@ -54,11 +56,6 @@ def test_a_gaussian_posterior_has_the_slope_of_the_draws() -> None:
     assert list(found) == [128, 256, 512, 1024, 2048, 4096, 8192]
     slope = np.polyfit(np.log(list(found)), np.log(list(found.values())), 1)[0]
     assert abs(slope + 0.5) < 0.1
-
-
-def test_separable_classes_have_no_minimum() -> None:
-    with pytest.raises(UsageError, match="can be separated"):
-        _ = LogisticCopies(num_train=3, copies=1).minimum
 
 
 def test_the_command_writes_its_record_and_goes_on_from_the_cache(

@@ -25,7 +25,7 @@ from tests.helpers.made_up import CIFAR10_WARMUP, cifar10_folder
 LOGISTIC = "retrain.logistic:LogisticDigits"
 
 
-def test_auc_on_planted_cases() -> None:
+def test_auc_and_precision_at_k_on_planted_cases() -> None:
     known = np.array([True, True, False, False, False, False])
     assert area_under_curve(known, [9, 8, 1, 2, 3, 4]).auc == 1.0
     assert area_under_curve(known, [1, 2, 3, 4, 5, 6]).auc == 0.0
@@ -35,6 +35,16 @@ def test_auc_on_planted_cases() -> None:
     mask, score = generator.random(200) < 0.3, generator.normal(size=200)
     expected = stats.mannwhitneyu(score[mask], score[~mask]).statistic / (mask.sum() * (~mask).sum())
     assert area_under_curve(mask, score).auc == pytest.approx(float(expected))
+    known = np.array([True, True, True, False, False, False, False, False])
+    assert precision_at(known, [9, 8, 1, 7, 0, 0, 0, 0], 2) == 1.0
+    assert precision_at(known, [9, 8, 1, 7, 0, 0, 0, 0], 3) == pytest.approx(2 / 3)
+    assert precision_at(known, np.zeros(8), 4) == pytest.approx(3 / 8), "nothing but ties: the share that is known"
+    draws = precision_draws(known, [9, 8, 1, 7, 0, 0, 0, 0], 2)
+    np.testing.assert_array_equal(draws, precision_draws(known, [9, 8, 1, 7, 0, 0, 0, 0], 2))
+    found = resampled(1.0, draws)
+    assert found.ci_low < 1.0 == found.ci_high
+    with pytest.raises(ValueError, match="two of each kind"):
+        area_under_curve(np.array([True, False, False]), [1, 2, 3])
 
 
 def test_intervals_of_auc_and_of_differences_cover() -> None:
@@ -51,19 +61,6 @@ def test_intervals_of_auc_and_of_differences_cover() -> None:
         same += pair.ci_low <= 0 <= pair.ci_high
     assert 0.92 <= inside / 200 <= 0.99
     assert 0.92 <= same / 200 <= 0.99
-
-
-def test_precision_at_k_with_ties_and_its_interval() -> None:
-    known = np.array([True, True, True, False, False, False, False, False])
-    assert precision_at(known, [9, 8, 1, 7, 0, 0, 0, 0], 2) == 1.0
-    assert precision_at(known, [9, 8, 1, 7, 0, 0, 0, 0], 3) == pytest.approx(2 / 3)
-    assert precision_at(known, np.zeros(8), 4) == pytest.approx(3 / 8), "nothing but ties: the share that is known"
-    draws = precision_draws(known, [9, 8, 1, 7, 0, 0, 0, 0], 2)
-    np.testing.assert_array_equal(draws, precision_draws(known, [9, 8, 1, 7, 0, 0, 0, 0], 2))
-    found = resampled(1.0, draws)
-    assert found.ci_low < 1.0 == found.ci_high
-    with pytest.raises(ValueError, match="two of each kind"):
-        area_under_curve(np.array([True, False, False]), [1, 2, 3])
 
 
 def test_wrong_labels_reach_training_and_every_key() -> None:
@@ -90,14 +87,11 @@ def scored(task: str, folder: Path, *methods: str) -> list[Any]:
     return found
 
 
-def test_a_poisoned_label_is_found_first(tmp_path: Path) -> None:
+def test_a_poisoned_label_is_found_first_by_influence_on_oneself(tmp_path: Path) -> None:
     """One label of 120 is wrong: every method's self-influence puts it first."""
     found = scored("WithPoison", tmp_path, "gradsim", "kfac", "trak")
     assert [int(one.self_influence().argmax()) for one in found] == [14] * 3
-
-
-def test_self_influence_is_influence_on_oneself(tmp_path: Path) -> None:
-    """Asked about training examples as queries, minus the score of each with itself."""
+    # Asked about training examples as queries, minus the score of each with itself.
     for one in scored("WithDuplicates", tmp_path, "gradsim", "kfac"):
         own, scores = one.self_influence(), one.attribution.scores
         for copy in range(4):  # training example j is query j, label and all

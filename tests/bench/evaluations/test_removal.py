@@ -128,7 +128,7 @@ def test_bisection_on_a_known_answer(answer: int) -> None:
     assert rounds <= 5
 
 
-def test_intervals_of_changes_cover_with_shared_models() -> None:
+def test_intervals_of_changes_cover_with_shared_models_and_are_students_without() -> None:
     """Queries, models that all of them share, and noise of each: the true mean is 0."""
     generator = np.random.default_rng(5)
     inside = naive = 0
@@ -142,9 +142,6 @@ def test_intervals_of_changes_cover_with_shared_models() -> None:
         naive += alone.ci_low <= 0 <= alone.ci_high
     assert 0.90 <= inside / 300 <= 1.0
     assert naive / 300 < 0.85, "without the shared part the interval is too narrow, so the test can tell"
-
-
-def test_mean_change_without_shared_models_is_students() -> None:
     values = np.array([0.3, -0.1, 0.4, 0.2])
     found, expected = mean_change(values), stats.ttest_1samp(values, 0.0)
     low, high = expected.confidence_interval()

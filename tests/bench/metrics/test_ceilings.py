@@ -85,7 +85,7 @@ def plain_problem(num_replicates=2, seed=5):
     return masks, masks @ scores.T + 3.0 * rng.normal(size=(num_replicates, 60, 20)), scores
 
 
-def test_plain_arrays_give_what_the_pieces_give():
+def test_plain_arrays_give_what_the_pieces_give_and_no_ceiling_without_replicates():
     masks, losses, scores = plain_problem()
     found = score_arrays(masks, losses, scores)
     result = linear_datamodelling_score(losses.mean(axis=0), masks @ scores.T)
@@ -96,9 +96,6 @@ def test_plain_arrays_give_what_the_pieces_give():
     assert found.linear_ceiling == linear_ceiling(masks, losses)
     assert found.lds > 0.7
     assert score_arrays(masks.astype(int), losses, -scores).lds == pytest.approx(-found.lds)
-
-
-def test_plain_arrays_without_replicates_have_no_ceiling():
     masks, losses, scores = plain_problem()
     once = score_arrays(masks, losses[0], scores.astype(np.float32))
     assert once.ceiling is None

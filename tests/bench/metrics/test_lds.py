@@ -136,13 +136,18 @@ def test_intervals_cover_the_truth(name):
     assert 0.91 <= covered_difference / num_draws <= 0.985, f"{name}: difference {covered_difference / num_draws:.3f}"
 
 
-def test_few_subsets_and_queries_make_wide_intervals_not_empty_ones():
+def test_intervals_of_few_subsets_are_not_empty_and_of_many_queries_about_the_corrected_estimate():
     """Where queries share nothing, the degrees of freedom used to fall below one, and the interval was [-1, 1]."""
     for draw in range(50):
         regime = LinearQueries(shared_error=0.05, own_error=0.2, noise=0.05)
         truth, prediction, _ = regime.predictions(12, 7, np.random.default_rng([draw, 9]))
         result = linear_datamodelling_score(truth, prediction)
         assert result.ci_low > 0.4, f"draw {draw}: {result}"
+    truth, prediction = planted(100, 10_000)
+    result = linear_datamodelling_score(truth, prediction)
+    assert result.ci_low < result.lds_corrected < result.ci_high
+    # Independent queries: the interval is so narrow that only the corrected estimate meets the limit.
+    assert result.ci_low < 6 / np.pi * math.asin(math.sqrt(0.5) / 2) < result.ci_high
 
 
 def test_a_true_difference_is_found_and_a_method_does_not_differ_from_itself():
@@ -185,10 +190,17 @@ def test_ceiling_recovers_known_reliability(num_replicates):
     assert best.lds == pytest.approx(result.ceiling, abs=0.03)
 
 
-def test_step_up_is_spearman_brown_for_even_halves():
+def test_step_up_is_spearman_brown_and_one_replicate_or_opposite_ones_have_no_ceiling():
     assert StepUp(half_a=0.5, half_b=0.5, whole=0.25).reliability(0.6) == pytest.approx(2 * 0.6 / 1.6)
     # Odd: two replicates against one, noise as large as the signal, so (2/3)(1/2) under the root and 3/4 in all.
     assert StepUp(0.5, 1.0, 1 / 3).reliability(math.sqrt(1 / 3)) == pytest.approx(0.75)
+    replicates, _ = draw_replicates(1)
+    unknown = noise_ceiling(replicates)
+    assert np.isnan([unknown.ceiling, unknown.reliability]).all()
+    opposite = noise_ceiling(np.concatenate([replicates, -replicates + 0.1 * draw_replicates(1, seed=1)[0]]))
+    assert opposite.ceiling == 0.0
+    assert -1.0 <= opposite.reliability < 0.0
+    assert opposite.touches_zero
 
 
 def test_ragged_replicates():
@@ -205,16 +217,6 @@ def test_ragged_replicates():
     np.testing.assert_array_equal(mean_over_replicates(replicates, present=present), truth)
 
 
-def test_one_replicate_has_no_ceiling_and_opposite_ones_none_above_zero():
-    replicates, _ = draw_replicates(1)
-    unknown = noise_ceiling(replicates)
-    assert np.isnan([unknown.ceiling, unknown.reliability]).all()
-    opposite = noise_ceiling(np.concatenate([replicates, -replicates + 0.1 * draw_replicates(1, seed=1)[0]]))
-    assert opposite.ceiling == 0.0
-    assert -1.0 <= opposite.reliability < 0.0
-    assert opposite.touches_zero
-
-
 def test_ceiling_intervals_cover():
     """Signal and noise of equal size, so that the limit is known: Spearman from Pearson's r for normal losses."""
     half = 6 / np.pi * math.asin(0.5 / 2)
@@ -228,20 +230,21 @@ def test_ceiling_intervals_cover():
 # ------------------------------------------------------------------------------------------------ seeds, errors, speed
 
 
-def test_mean_and_standard_error():
+def test_means_their_errors_and_quantiles_are_those_of_scipy():
     assert mean_and_standard_error([1.0, 2.0, 3.0]) == pytest.approx((2.0, 1 / math.sqrt(3)))
     assert mean_and_standard_error([4.0]) == pytest.approx((4.0, math.nan), nan_ok=True)
     assert math.isnan(mean_and_standard_error([1.0, math.nan])[0])
     with pytest.raises(ValueError, match="expected"):
         mean_and_standard_error([])
-
-
-def test_the_interval_of_ten_thousand_queries_is_about_the_corrected_estimate():
-    truth, prediction = planted(100, 10_000)
-    result = linear_datamodelling_score(truth, prediction)
-    assert result.ci_low < result.lds_corrected < result.ci_high
-    # Independent queries: the interval is so narrow that only the corrected estimate meets the limit.
-    assert result.ci_low < 6 / np.pi * math.asin(math.sqrt(0.5) / 2) < result.ci_high
+    for degrees in (1, 2, 4, 7.3, 24.5, 99, 1e4, math.inf):
+        for share in (0.025, 0.5, 0.9, 0.975, 0.9995):
+            assert t_quantile(share, degrees) == stats.t.ppf(share, degrees)
+            assert normal_quantile(share) == stats.norm.ppf(share)
+        for value in (-1.0, 0.0, 0.1, 1.96, 8.0, math.inf):
+            assert t_above(value, degrees) == stats.t.sf(value, degrees)
+            assert normal_above(value) == stats.norm.sf(value)
+    assert math.isnan(t_quantile(0.975, 0))
+    assert math.isnan(t_above(math.nan, 5))
 
 
 def test_a_block_of_numbers_is_what_each_function_gives() -> None:
@@ -259,18 +262,6 @@ def test_a_block_of_numbers_is_what_each_function_gives() -> None:
         alone = paired_difference(truth, made[first], made[second])
         assert replace(found, per_query=None) == replace(alone, per_query=None)  # type: ignore[arg-type]
         np.testing.assert_array_equal(found.per_query, alone.per_query)
-
-
-def test_quantiles_are_those_of_scipy_to_the_last_bit():
-    for degrees in (1, 2, 4, 7.3, 24.5, 99, 1e4, math.inf):
-        for share in (0.025, 0.5, 0.9, 0.975, 0.9995):
-            assert t_quantile(share, degrees) == stats.t.ppf(share, degrees)
-            assert normal_quantile(share) == stats.norm.ppf(share)
-        for value in (-1.0, 0.0, 0.1, 1.96, 8.0, math.inf):
-            assert t_above(value, degrees) == stats.t.sf(value, degrees)
-            assert normal_above(value) == stats.norm.sf(value)
-    assert math.isnan(t_quantile(0.975, 0))
-    assert math.isnan(t_above(math.nan, 5))
 
 
 def test_shapes_and_shares_that_cannot_be_are_refused():

@@ -23,7 +23,7 @@ def draw(seed: int) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
     return QUERIES.draw(100, 50, np.random.default_rng([seed, 3]))
 
 
-def test_scores_that_know_only_groups_have_nothing() -> None:
+def test_scores_that_know_only_groups_and_losses_that_depend_on_them_alone_have_nothing() -> None:
     masks, losses, _ = draw(0)
     rng = np.random.default_rng(1)
     for dtype in (np.float32, np.float64):
@@ -34,9 +34,6 @@ def test_scores_that_know_only_groups_have_nothing() -> None:
         assert found.within_groups.num_undefined == 50
     only_summed_in_float32 = masks.astype(np.float32) @ by_group.astype(np.float32).T
     assert not GroupCounts.of(masks, GROUPS).take_out(only_summed_in_float32).any()
-
-
-def test_losses_that_depend_on_groups_alone_leave_no_share() -> None:
     masks, _, (scores, _) = draw(0)
     rng = np.random.default_rng(2)
     of_groups = (masks @ rng.normal(size=(50, 8))[:, GROUPS].T).astype(np.float32)
@@ -49,7 +46,7 @@ def test_losses_that_depend_on_groups_alone_leave_no_share() -> None:
     assert found.within_groups.ci_low < 0 < found.within_groups.ci_high
 
 
-def test_taking_out_nothing_changes_nothing() -> None:
+def test_taking_out_nothing_order_and_names_change_nothing() -> None:
     """Balanced subsets: every subset holds the same of each group."""
     rng = np.random.default_rng(3)
     masks = subsets.masks(0, 40, 0.3, len(GROUPS), "balanced", groups=GROUPS)
@@ -60,9 +57,6 @@ def test_taking_out_nothing_changes_nothing() -> None:
     assert (within.lds, within.ci_low, within.ci_high) == pytest.approx((plain.lds, plain.ci_low, plain.ci_high))
     replicates = np.stack([truth, prediction])
     assert noise_ceiling(replicates, within=counts).ceiling == pytest.approx(noise_ceiling(replicates).ceiling)
-
-
-def test_order_of_subsets_and_names_of_groups_do_not_matter() -> None:
     masks, losses, (scores, _) = draw(1)
     before = score_arrays(masks, losses, scores, groups=GROUPS)
     order = np.random.default_rng(0).permutation(len(masks))
