@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import parameters_to_vector
 
 from baselines.bif.covariance import Agreement
 from baselines.bif.engine import Workbench
@@ -20,7 +21,6 @@ from baselines.method import Method, Problem, load_method
 from baselines.support.curvature import Block, GradientsInBasis, GradientsInMetric, Metric, fit_curvature
 from baselines.support.gradients import PerExampleGradients, trainable_parameters
 from bench.scoring import run_stage
-from retrain.errors import UsageError
 from retrain.examples import Examples
 from retrain.losses import CrossEntropy, SquaredError
 from retrain.resume import ResumeState
@@ -28,7 +28,7 @@ from retrain.task import Task
 from retrain.tasks import load_task
 from tests.baselines.test_kfac import dense_fisher, influence
 from tests.helpers.planted import Planted, make_problem
-from tests.helpers.problems import CPU, assert_same, problem_of, run
+from tests.helpers.problems import CPU, assert_same, problem_of, refused, run
 
 
 class Mixed(nn.Module):
@@ -61,7 +61,6 @@ def test_a_linear_models_curvature_is_its_second_moment() -> None:
     inputs = torch.randn(20_000, 3) @ torch.tensor([[2.0, 0.5, 0.0], [0.0, 1.0, 0.3], [0.0, 0.0, 0.2]])
     gradients = PerExampleGradients(model, SquaredError().per_example)
     weight, bias = fit_curvature(gradients, SquaredError(), Examples(inputs, torch.zeros(len(inputs))), 5000, CPU)
-    assert weight.right is not None
     fitted = weight.right * weight.eigenvalues[0] @ weight.right.T
     torch.testing.assert_close(fitted, inputs.T @ inputs / len(inputs), rtol=0.05, atol=0.05)
     assert bias.eigenvalues.item() == pytest.approx(1.0, rel=0.05)
@@ -73,9 +72,8 @@ def test_the_tokens_of_a_sequence_count_as_its_mean_loss_has_them() -> None:
     model, tokens = nn.Linear(4, 3, bias=False).eval(), 5
     inputs = torch.randn(3000, tokens, 4)
     examples = Examples(inputs, torch.zeros(len(inputs), tokens, dtype=torch.long))
-    (weight,) = fit_curvature(
-        PerExampleGradients(model, CrossEntropy().per_example), CrossEntropy(), examples, 500, CPU
-    )
+    gradients = PerExampleGradients(model, CrossEntropy().per_example)
+    (weight,) = fit_curvature(gradients, CrossEntropy(), examples, 500, CPU)
     probabilities = model(inputs).softmax(-1).detach()
     # d^2 loss / d logits^2 = diag(p) - p p^T, and each logit is linear in x
     exact = ((probabilities * (1 - probabilities)).sum(-1) * inputs.square().sum(-1)).mean()
@@ -98,22 +96,17 @@ def test_coordinates_of_every_kind_of_parameter_are_consistent(monkeypatch: pyte
 
     metric = Metric(blocks, damping=0.01)
     parameters = [gradients.model.get_parameter(name).data for name in gradients.names]
-    displacement = [torch.randn_like(parameter) for parameter in parameters]
-    gradient = [torch.randn_like(parameter) for parameter in parameters]
-    moved, seen = metric.to_weights(displacement), metric.of_gradient(gradient)
+    displacement, *both = ([torch.randn_like(parameter) for parameter in parameters] for _ in range(3))
+    moved = metric.to_weights(displacement)
     assert [m.shape for m in moved] == [p.shape for p in parameters]
-    torch.testing.assert_close(_dot(moved, gradient), _dot(displacement, seen), rtol=1e-4, atol=1e-4)
+    rows = torch.stack([parameters_to_vector(one) for one in both])
+    by_metric = torch.stack([parameters_to_vector(metric.of_gradient(one)) for one in both])
+    adjoint = by_metric @ parameters_to_vector(displacement)
+    torch.testing.assert_close(rows @ parameters_to_vector(moved), adjoint, rtol=1e-4, atol=1e-4)
 
-    both = [gradient, [torch.randn_like(parameter) for parameter in parameters]]
-    rows = torch.stack([torch.cat([part.flatten() for part in one]) for one in both])
     matrix = torch.block_diag(*[_matrix(block) for block in blocks])
     damped = torch.linalg.inv(torch.eye(len(matrix)) + matrix / 0.01)
-    by_metric = torch.stack([torch.cat([part.flatten() for part in metric.of_gradient(one)]) for one in both])
     torch.testing.assert_close(by_metric @ by_metric.T, rows @ damped @ rows.T, rtol=1e-3, atol=1e-3)
-
-
-def _dot(one: list[torch.Tensor], two: list[torch.Tensor]) -> torch.Tensor:
-    return torch.stack([(a * b).sum() for a, b in zip(one, two, strict=True)]).sum()
 
 
 def _matrix(block: Block) -> torch.Tensor:
@@ -154,11 +147,8 @@ def test_gradients_reach_the_chain_in_the_metrics_coordinates(tmp_path: Path) ->
     )  # fmt: skip
     torch.manual_seed(0)
     metric = method.fit(problem).metric
-    assert metric is not None
     workbench = Workbench(method, task, problem.model, problem.train, problem.queries, metric)
-    weights = []
-    for _ in workbench.draws(3, 0):
-        weights.append(torch.cat([parameter.detach().flatten() for parameter in workbench.sampled.values()]))
+    weights = [parameters_to_vector(workbench.sampled.values()).detach() for _ in workbench.draws(3, 0)]
     found = torch.cov(torch.stack(weights).T)
     inputs = torch.cat([task.train_data.inputs, torch.ones(100, 1)], dim=1)
     fitted = torch.block_diag(*[_matrix(block) for block in metric.blocks])
@@ -175,7 +165,6 @@ def test_with_the_kronecker_localiser_few_draws_are_damped_influence(tmp_path: P
     )  # fmt: skip
     torch.manual_seed(0)
     metric = method.fit(problem).metric
-    assert metric is not None
     gradients = PerExampleGradients(problem.model, task.loss_function.per_example)
     train, queries = (gradients((e.inputs, e.targets)) for e in (problem.attributed, problem.queries))
     damped = torch.linalg.inv(torch.eye(4) + torch.block_diag(*[_matrix(block) for block in metric.blocks]) / 0.3)
@@ -194,8 +183,7 @@ def test_scores_without_a_fit_make_their_own_and_a_pattern_that_finds_nothing_is
     with_it = BIF(**options).score(problem, fitted).scores
     torch.manual_seed(0)
     torch.testing.assert_close(BIF(**options).score(problem, None).scores, with_it)
-    with pytest.raises(UsageError, match='"nothing", which no trainable'):
-        BIF(**options, parameters="nothing").fit(problem)
+    refused(lambda: BIF(**options, parameters="nothing").fit(problem), '"nothing", which no trainable')
 
 
 @pytest.mark.parametrize("signal", [0.0, 1.0, 100.0])
@@ -239,7 +227,7 @@ def test_shrinkage_is_the_same_from_traces_and_from_running_sums(tmp_path: Path,
 
 
 # ---- ekfac_cg: exact Gauss-Newton products, and a solve that goes from kfac's answer to the exact one ----
-def small_network() -> tuple[torch.nn.Module, Examples, Examples]:
+def classifying(scratch: Path) -> Problem:
     """Two layers with a frozen scale between them, trained a little; 37 numbers."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3), torch.nn.LayerNorm(3))
@@ -250,14 +238,10 @@ def small_network() -> tuple[torch.nn.Module, Examples, Examples]:
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(inputs), targets).backward()
         optimizer.step()
-    return model.eval(), Examples(inputs[:30], targets[:30]), Examples(inputs[30:], targets[30:])
-
-
-def classifying(scratch: Path) -> Problem:
-    model, train, queries = small_network()
     task: Task = Planted()
     object.__setattr__(task, "loss_function", CrossEntropy())
-    return problem_of(task, scratch, model, train=train, queries=queries, seed=1)
+    train, queries = Examples(inputs[:30], targets[:30]), Examples(inputs[30:], targets[30:])
+    return problem_of(task, scratch, model.eval(), train=train, queries=queries, seed=1)
 
 
 def exact_scores(problem: Problem, damping: float) -> torch.Tensor:
@@ -266,16 +250,12 @@ def exact_scores(problem: Problem, damping: float) -> torch.Tensor:
     return influence(problem.model, CrossEntropy().per_example, fisher, damping, problem)[0]
 
 
-def test_the_product_is_the_gauss_newton_matrix() -> None:
-    model, train, _ = small_network()
-    names = list(trainable_parameters(model))
-    product = GaussNewton(model, CrossEntropy(), names, train, CPU, batch_size=7)
-    expected = dense_fisher(model, train.inputs)
-    torch.testing.assert_close(product(torch.eye(len(expected))), expected, rtol=1e-4, atol=1e-6)
-
-
 def test_iterations_lead_from_kfac_to_the_exact_solve(scratch: Path) -> None:
+    """By products with the Gauss-Newton matrix itself."""
     problem, damping = classifying(scratch), 0.01
+    names, expected = list(trainable_parameters(problem.model)), dense_fisher(problem.model, problem.train.inputs)
+    product = GaussNewton(problem.model, CrossEntropy(), names, problem.train, CPU, batch_size=7)
+    torch.testing.assert_close(product(torch.eye(len(expected))), expected, rtol=1e-4, atol=1e-6)
     exact = exact_scores(problem, damping)
     found = {k: run(load_method("ekfac_cg", damping=damping, iterations=k), problem) for k in (0, 1, 5, 40)}
     errors = [float((found[k].scores - exact).norm() / exact.norm()) for k in (0, 1, 5, 40)]
@@ -332,10 +312,8 @@ def test_a_query_without_a_gradient_has_no_influence(scratch: Path) -> None:
 
 
 def test_what_it_cannot_do_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected 0 or more"):
-        load_method("ekfac_cg", iterations=-1)
-    with pytest.raises(ValueError, match="over all of them"):
-        load_method("ekfac_cg", layers="kronfluence")
+    refused(lambda: load_method("ekfac_cg", iterations=-1), "expected 0 or more")
+    refused(lambda: load_method("ekfac_cg", layers="kronfluence"), "over all of them")
 
 
 # ---- A killed fit or scoring goes on where it was, to the bits of one that was left alone ----
@@ -376,8 +354,19 @@ def attempt(method: Method, task: Planted, folder: Path, work: ResumeState | Non
     scratch.mkdir(parents=True)
     problem = make_problem(task, scratch, np.arange(0, 60, 2))
     answer = run(method, problem if work is None else replace(problem, work=work))
-    assert answer.train_scale is not None
     return torch.cat([answer.scores.flatten(), answer.train_scale])
+
+
+def with_kills(method: Method, task: Planted, folder: Path, most: int) -> tuple[torch.Tensor, int, set[str]]:
+    """The answer of the first attempt that nobody kills, how many were, and what of "pairwise" those had saved."""
+    states = set[str]()
+    for kills in range(most):
+        work = Eager(folder / "work", saves=1)
+        try:
+            return attempt(method, task, folder, work), kills, states
+        except Killed:
+            states |= (work.load("pairwise") or ({}, {}))[0].keys()
+    raise AssertionError("no attempt gets further than the one before it")
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -385,14 +374,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(name: str, tmp_path: 
     """And what was saved counts as nothing where its files are damaged."""
     task, method = Planted(num_train=60, num_queries=12), load_method(name, **METHODS[name])
     expected = attempt(method, task, tmp_path, None)
-    kills = 0
-    while True:
-        try:
-            found = attempt(method, task, tmp_path, Eager(tmp_path / "work", saves=1))
-            break
-        except Killed:
-            kills += 1
-            assert kills < 50, "no attempt gets further than the one before it"
+    found, kills, _ = with_kills(method, task, tmp_path, most=50)
     assert kills >= 3
     assert torch.equal(found, expected)
     with pytest.raises(Killed):
@@ -424,16 +406,7 @@ def test_slow_scoring_saves_within_a_row_and_changes_no_bit(tmp_path: Path, monk
     expected = attempt(method, task, tmp_path, None)
     monkeypatch.setattr("baselines.ekfac.SECONDS_TOGETHER", 0.0)
     assert torch.equal(attempt(method, task, tmp_path, None), expected)
-    kills, states = 0, set[str]()
-    while True:
-        work = Eager(tmp_path / "work", saves=1)
-        try:
-            found = attempt(method, task, tmp_path, work)
-            break
-        except Killed:
-            kills += 1
-            assert kills < 80, "no attempt gets further than the one before it"
-            states |= (work.load("pairwise") or ({}, {}))[0].keys()
+    found, kills, states = with_kills(method, task, tmp_path, most=80)
     assert states == {"scores", "row", "own"}
     assert kills >= 15, "three batches of queries times five of training examples, and self-influences"
     assert torch.equal(found, expected)
@@ -454,7 +427,5 @@ def test_on_layers_with_factors(tmp_path: Path) -> None:
                 state = method.fit(replace(problem, work=ResumeState(folder)))
             found.append(method.pack_fit(state))
         for other in found[:-1]:
-            assert other is not None
-            assert found[-1] is not None
             assert other.keys() == found[-1].keys()
             assert all(torch.equal(other[key], found[-1][key]) for key in other)
