@@ -27,22 +27,16 @@ needs_devinterp = pytest.mark.skipif(not INSTALLED, reason=f"devinterp is not in
 
 def test_without_devinterp_the_reason_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    reason = BIFDevinterp().skip(Planted())
-    assert reason
-    assert 'pip install "devinterp==2.0.1"' in reason
+    assert 'pip install "devinterp==2.0.1"' in BIFDevinterp().skip(Planted())
 
 
-def test_options_are_checked_as_bif_checks_them() -> None:
+def test_options_are_checked_as_bif_checks_them_and_translated() -> None:
     with pytest.raises(ValueError, match="draws is 0"):
         BIFDevinterp(draws=0)
     with pytest.raises(ValueError, match="devinterp offers: sgld, rmsprop_sgld"):
         BIFDevinterp(sampler="sghmc")
-
-
-def test_translation() -> None:
-    options = BIFDevinterp(
-        sampler="rmsprop_sgld", step_size=0.5, n_beta=50.0, burn_in=3, thinning=4, minibatch=60, micro_batch=25
-    ).sampling_options(num_train=48)
+    numbers = {"step_size": 0.5, "n_beta": 50.0, "burn_in": 3, "thinning": 4, "minibatch": 60, "micro_batch": 25}
+    options = BIFDevinterp(sampler="rmsprop_sgld", **numbers).sampling_options(num_train=48)
     assert options["lr"] == 0.01
     assert options["rmsprop_eps"] == 0.1 / 50
     assert options["num_burnin_steps"] == 11, "its first draw comes after one step more: after 12, as ours"
@@ -61,12 +55,9 @@ def test_the_steps_are_the_same_to_rounding(sampler: str) -> None:
     options = BIFDevinterp(sampler=sampler, step_size=0.02, n_beta=40.0, gamma=3.0).sampling_options(100)
     start, curvature = torch.randn(7), torch.linspace(0.01, 2, 7)
     theirs = torch.nn.Parameter(start.clone())
-    extra: dict[str, Any] = (
-        {"eps": options["rmsprop_eps"], "alpha": options["rmsprop_alpha"]} if sampler == "rmsprop_sgld" else {}
-    )
-    optimizer = SGMCMC.get_method(sampler)(  # type: ignore[arg-type]
-        [theirs], lr=options["lr"], nbeta=options["n_beta"], localization=options["localization"], **extra
-    )
+    named = {"lr": "lr", "nbeta": "n_beta", "localization": "localization"}
+    named |= {"eps": "rmsprop_eps", "alpha": "rmsprop_alpha"} if sampler == "rmsprop_sgld" else {}
+    optimizer = SGMCMC.get_method(sampler)([theirs], **{name: options[option] for name, option in named.items()})
     position = Position([start.clone()], [start.clone()])
     noises = [torch.Generator().manual_seed(4) for _ in range(2)]
     minibatches = [torch.Generator().manual_seed(5) for _ in range(2)]
@@ -123,20 +114,14 @@ def test_tiny_gpt_neox_gives_the_same_bif(sampler: str, problem: Problem) -> Non
     assert together[0, 1] / (together[0, 0] * together[1, 1]) ** 0.5 > 0.6
     assert together[0, 1] / (signal[0] * signal[1]) ** 0.5 > 0.85
     spreads = [answer.train_scale for answer in answers]
-    assert spreads[0] is not None
-    assert spreads[1] is not None
     assert abs(float((spreads[0] / spreads[1]).log().mean())) < 0.1, "the same stationary spread of the losses"
 
 
 @needs_devinterp
-def test_a_chain_that_diverges_is_named(problem: Problem) -> None:
+def test_weight_restriction_scratch_and_a_chain_that_diverges(problem: Problem) -> None:
     method = BIFDevinterp(chains=1, draws=6, step_size=50.0, gamma=1.0, minibatch=20)
     with pytest.raises(FloatingPointError, match=r"0 of 1 devinterp chains are healthy.*smaller bif_devinterp"):
         method.score(problem, None)
-
-
-@needs_devinterp
-def test_weight_restriction_and_scratch(problem: Problem) -> None:
     answer = BIFDevinterp(parameters="attention", chains=1, draws=4, minibatch=10, step_size=1e-4).score(problem, None)
     assert torch.isfinite(answer.scores).all()
     assert list(Path(problem.scratch).iterdir()) == [], "its store is gone"

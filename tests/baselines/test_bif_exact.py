@@ -67,9 +67,7 @@ def largest_precision(task: LogisticCopies, n_beta: float, gamma: float) -> floa
     return n_beta * float(torch.linalg.eigvalsh(task.hessian())[-1]) + gamma
 
 
-def traces_by_copy(
-    task: LogisticCopies, folder: Path, seed: int, n_beta: float, gamma: float, step_size: float, sampler: str
-) -> Tensor:
+def traces_by_copy(task: LogisticCopies, folder: Path, seed: int, n_beta, gamma, step_size, sampler: str) -> Tensor:
     """(copies, draws, train + queries) losses: one run of the method."""
     # Draws are half a relaxation time apart.
     thinning = {"sgld": round(1 / (step_size * largest_precision(task, n_beta, gamma))), "sghmc": 16}[sampler]
@@ -139,9 +137,7 @@ def test_damped_logistic_regression(tmp_path: Path) -> None:
 CURVATURES = torch.tensor([0.5, 2.0, 5.0, 9.0])  # of the loss; gamma adds 1
 
 
-def stationary(
-    sampler: str, step_size: float, num_steps: int, gradient_noise: float = 0.0, num_chains: int = 3000
-) -> Tensor:
+def stationary(sampler: str, step_size, num_steps: int, gradient_noise=0.0, num_chains=3000) -> Tensor:
     """The four coordinates' variances, over chains and the last half of the steps."""
     position = Position([torch.zeros(num_chains, 4)], [torch.zeros(num_chains, 4)])
     generator = torch.Generator().manual_seed(1)

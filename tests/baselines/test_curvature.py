@@ -26,6 +26,7 @@ from retrain.losses import CrossEntropy, SquaredError
 from retrain.resume import ResumeState
 from retrain.task import Task
 from retrain.tasks import load_task
+from tests.baselines.test_bif_parts import Killed
 from tests.baselines.test_kfac import dense_fisher, influence
 from tests.helpers.planted import Planted, make_problem
 from tests.helpers.problems import CPU, assert_same, problem_of, refused, run
@@ -141,10 +142,8 @@ def test_gradients_reach_the_chain_in_the_metrics_coordinates(tmp_path: Path) ->
     """With the loss, the posterior of a linear model has precision n_beta H + gamma (1 + H' / damping)."""
     task = Planted(num_train=100, num_queries=5, dimension=2)
     problem = make_problem(task, tmp_path)
-    method = BIF(
-        chains=1, draws=3000, step_size=0.004, n_beta=60.0, gamma=30.0, damping=1.0, minibatch=100,
-        localiser="kronecker", gradient="difference",
-    )  # fmt: skip
+    numbers = {"draws": 3000, "step_size": 0.004, "n_beta": 60.0, "gamma": 30.0, "damping": 1.0, "minibatch": 100}
+    method = BIF(chains=1, localiser="kronecker", gradient="difference", **numbers)
     torch.manual_seed(0)
     metric = method.fit(problem).metric
     workbench = Workbench(method, task, problem.model, problem.train, problem.queries, metric)
@@ -159,10 +158,8 @@ def test_gradients_reach_the_chain_in_the_metrics_coordinates(tmp_path: Path) ->
 def test_with_the_kronecker_localiser_few_draws_are_damped_influence(tmp_path: Path) -> None:
     task = Planted(num_train=80, num_queries=10, dimension=3)
     problem = make_problem(task, tmp_path)
-    method = BIF(
-        chains=2, draws=10, step_size=1e-7, gamma=1e7, n_beta=1.0, damping=0.3, minibatch=80,
-        localiser="kronecker", control_variate=True, shrinkage=True,
-    )  # fmt: skip
+    numbers = {"draws": 10, "step_size": 1e-7, "gamma": 1e7, "n_beta": 1.0, "damping": 0.3, "minibatch": 80}
+    method = BIF(chains=2, localiser="kronecker", control_variate=True, shrinkage=True, **numbers)
     torch.manual_seed(0)
     metric = method.fit(problem).metric
     gradients = PerExampleGradients(problem.model, task.loss_function.per_example)
@@ -199,12 +196,9 @@ def test_agreement_keeps_what_chains_share(signal: float) -> None:
     expected = torch.full((3,), signal**2 / (signal**2 + 0.25))
     torch.testing.assert_close(of_scores, expected, rtol=0, atol=0.05)
     torch.testing.assert_close(of_variances, expected[0], rtol=0, atol=0.05)
-
-
-def test_one_chain_agrees_with_nobody() -> None:
-    agreement = Agreement()
-    agreement.add(torch.ones(2, 3), torch.ones(3), torch.zeros(2, 3), torch.zeros(3))
-    assert not agreement.shares()[0].any()
+    alone = Agreement()
+    alone.add(torch.ones(2, 3), torch.ones(3), torch.zeros(2, 3), torch.zeros(3))
+    assert not alone.shares()[0].any(), "one chain agrees with nobody"
     with pytest.raises(ValueError, match="at least 2 chains"):
         BIF(control_variate=True, shrinkage=True, chains=1, step_size=1e-5)
 
@@ -302,27 +296,18 @@ def test_sampled_labels_give_the_matrix_in_the_mean(scratch: Path) -> None:
     torch.testing.assert_close(products[0](vectors, kept), some(vectors))
 
 
-def test_a_query_without_a_gradient_has_no_influence(scratch: Path) -> None:
+def test_a_query_without_a_gradient_has_no_influence_and_what_it_cannot_do_is_refused(scratch: Path) -> None:
     task = Planted(num_train=20, num_queries=4)
     problem = make_problem(task, scratch)
     model = problem.model
     perfect = replace(task.query_data, targets=model(task.query_data.inputs).squeeze(1).detach())
     found = run(load_method("ekfac_cg", iterations=3), replace(problem, queries=perfect))
     assert torch.equal(found.scores, torch.zeros_like(found.scores))
-
-
-def test_what_it_cannot_do_is_refused() -> None:
     refused(lambda: load_method("ekfac_cg", iterations=-1), "expected 0 or more")
     refused(lambda: load_method("ekfac_cg", layers="kronfluence"), "over all of them")
 
 
 # ---- A killed fit or scoring goes on where it was, to the bits of one that was left alone ----
-
-
-class Killed(Exception):
-    pass
-
-
 class Eager(ResumeState):
     """Saves whenever it may, and is killed after so many saves."""
 

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from baselines.bm25 import terms_of
 from baselines.method import Problem, available_methods, load_method
 from baselines.support.dattri_task import dattri_loader, dattri_task, without_bars
-from baselines.support.snapshots import snapshots
 from retrain.losses import CrossEntropy
 from retrain.tasks import load_task
 from tests.baselines.test_kfac import classification
@@ -45,10 +44,10 @@ SHOWN_BY = {
     "magic": "test_magic.py::test_it_is_the_slope_of_the_retrained_loss",
     "random": "test_methods.py::test_random_scores_differ_between_seeds_and_examples",
     "repsim": "test_controls.py::test_it_is_the_cosine_of_what_the_head_reads",
-    "same_class": "test_controls.py::test_it_knows_the_labels_and_nothing_else",
+    "same_class": "test_controls.py::test_same_class_knows_the_labels_and_nothing_else",
     "shampoo": "test_kfac.py::test_linear_regression_is_exact",
     "source": "test_source.py::test_it_is_its_formula_in_dense_matrices",
-    "tracin": "test_libraries.py::test_what_wraps_a_library_gives_its_scores",
+    "tracin": "test_dattri.py::test_tracin_follows_the_training_and_shares_nothing",
     "trackstar": "test_logra.py::test_trackstar_is_the_same_on_gradients_in_units_of_their_size",
     "trak": "test_libraries.py::test_what_wraps_a_library_gives_its_scores",
 }
@@ -58,9 +57,7 @@ def test_every_method_is_shown_to_be_right_by_a_test() -> None:
     assert set(SHOWN_BY) == set(available_methods())
     for place in SHOWN_BY.values():
         file, name = place.split("::")
-        assert f"def {name}(" in Path(__file__).with_name(file).read_text(), (
-            f"{place} is gone; name what took its place"
-        )
+        assert f"def {name}(" in Path(__file__).with_name(file).read_text(), f"{place} is gone; name its successor"
 
 
 class OwnLabels(CrossEntropy):
@@ -93,8 +90,6 @@ def assert_alike(found: Tensor, expected: Tensor) -> None:
 
 
 # ---- what wraps a library ----
-
-
 def whole(problem: Problem) -> tuple[Any, Any]:
     return dattri_loader(problem.train, len(problem.train)), dattri_loader(problem.queries, len(problem.queries))
 
@@ -110,18 +105,6 @@ def by_dattri(kind: str, **options: Any) -> Callable[[Problem], Tensor]:
         return -attributor.attribute(train, queries).detach().T
 
     return scores
-
-
-def by_tracin(problem: Problem) -> Tensor:
-    """All snapshots in one call."""
-    algorithm = pytest.importorskip("dattri.algorithm")
-    taken = snapshots(problem, 3, "")
-    task = dattri_task(problem, single=True)
-    task.checkpoints = [one.weights for one in taken]
-    rates = torch.tensor([one.rate for one in taken])
-    attributor = algorithm.TracInAttributor(task, weight_list=rates, normalized_grad=False)
-    attributor.projector_kwargs = None
-    return -attributor.attribute(*whole(problem)).T
 
 
 def by_kronfluence(problem: Problem) -> Tensor:
@@ -159,16 +142,9 @@ def by_traker(problem: Problem) -> Tensor:
         size = sum(parameter.numel() for parameter in problem.model.parameters())
         return BasicProjector(size, 20, problem.seed, ProjectionType.normal, torch.device("cpu"))
 
-    traker = TRAKer(
-        model=problem.model,
-        task="image_classification",
-        train_set_size=NUM_TRAIN,
-        save_dir=str(problem.scratch / "traker"),
-        device="cpu",
-        projector=projector(),
-        proj_dim=20,
-        use_half_precision=False,
-    )
+    options = {"device": "cpu", "projector": projector(), "proj_dim": 20, "use_half_precision": False}
+    folder = str(problem.scratch / "traker")
+    traker = TRAKer(problem.model, "image_classification", NUM_TRAIN, save_dir=folder, **options)
     weights = problem.model.state_dict()
     traker.load_checkpoint(weights, model_id=0)
     traker.featurize((problem.train.inputs, problem.train.targets), num_samples=NUM_TRAIN)
@@ -189,12 +165,6 @@ def by_rank_bm25(problem: Problem) -> Tensor:
 
 
 @pytest.fixture
-def trained(tmp_path: Path) -> Problem:
-    task = load_task("digits", num_train=40, epochs=2)
-    return problem_of(task, tmp_path, queries=range(6), seed=0)
-
-
-@pytest.fixture
 def language(tmp_path: Path) -> Problem:
     task: Any = load_task("tinylm", num_train=40, num_queries=6, length=12, hidden=8, layers=1, pretraining_steps=3)
     return problem_of(task, tmp_path, task.build_model(0).eval())
@@ -209,14 +179,11 @@ def language(tmp_path: Path) -> Problem:
         ("datainf", {"damping": 0.1}, by_dattri("IFAttributorDataInf", regularization=0.1), "problem"),
         ("ekfac", {"damping": 0.01, "fit_batch_size": NUM_TRAIN}, by_kronfluence, "problem"),
         ("if_cg", {"damping": 1.0}, by_dattri("IFAttributorCG", regularization=1.0, max_iter=10), "problem"),
-        ("tracin", {"snapshots": 3}, by_tracin, "trained"),
         ("trak", {"projector": "dense", "projection": 20, "ridge": 0.0}, by_traker, "problem"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_what_wraps_a_library_gives_its_scores(
-    name: str, options: dict, theirs: Callable, asked: str, request: pytest.FixtureRequest
-) -> None:
+def test_what_wraps_a_library_gives_its_scores(name, options, theirs, asked, request) -> None:
     question: Problem = request.getfixturevalue(asked)
     with without_bars():
         expected = theirs(question)
@@ -224,8 +191,6 @@ def test_what_wraps_a_library_gives_its_scores(
 
 
 # ---- our own kernels ----
-
-
 def by_dattris_ekfac(problem: Problem, patch: pytest.MonkeyPatch) -> Tensor:
     """With eigenvectors in rows, as its formulas read them: torch.linalg.eigh gives it columns (dattri 0.3.0)."""
     import dattri.func.fisher as fisher
@@ -236,26 +201,13 @@ def by_dattris_ekfac(problem: Problem, patch: pytest.MonkeyPatch) -> Tensor:
     return by_dattri("IFAttributorEKFAC", damping=0.01)(problem)
 
 
-def by_grad_dot(problem: Problem, patch: pytest.MonkeyPatch) -> Tensor:
-    from dattri.algorithm import TracInAttributor
-
+def test_our_kernels_give_dattris_scores(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = pytest.importorskip("dattri.algorithm")
     one_step = {"weight_list": torch.tensor([1.0]), "normalized_grad": False}
-    attributor = TracInAttributor(dattri_task(problem, single=True), **one_step)
-    attributor.projector_kwargs = None
-    return -attributor.attribute(*whole(problem)).T
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "theirs"),
-    [
-        ("kfac", {"damping": 0.01, "fit_batch_size": NUM_TRAIN}, by_dattris_ekfac),
-        ("gradsim", {}, by_grad_dot),
-    ],
-)
-def test_our_kernels_give_dattris_scores(
-    name: str, options: dict, theirs: Callable, problem: Problem, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("dattri")
     with without_bars():
-        expected = theirs(problem, monkeypatch)
-    assert_alike(run(load_method(name, **options), problem).scores, expected)
+        attributor = algorithm.TracInAttributor(dattri_task(problem, single=True), **one_step)
+        attributor.projector_kwargs = None
+        inner_products = -attributor.attribute(*whole(problem)).T
+        ekfac = by_dattris_ekfac(problem, monkeypatch)
+    assert_alike(run(load_method("gradsim"), problem).scores, inner_products)
+    assert_alike(run(load_method("kfac", damping=0.01, fit_batch_size=NUM_TRAIN), problem).scores, ekfac)

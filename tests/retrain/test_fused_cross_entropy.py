@@ -48,9 +48,9 @@ def test_chunks_give_the_plain_numbers(monkeypatch, chunk) -> None:
     monkeypatch.setattr(fused_cross_entropy, "PLAIN_LOGITS", 0)
     monkeypatch.setattr(fused_cross_entropy, "CHUNK_LOGITS", chunk)
     check(given, 1e-6)
-    check(problem(70, 300, 24, torch.bfloat16), 4e-3)  # gradients are rounded to bf16, losses are not
-    losses, right = found(*problem(70, 300, 24, torch.bfloat16))[0], expected(*problem(70, 300, 24, torch.bfloat16))[0]
-    torch.testing.assert_close(losses.double(), right, rtol=1e-5, atol=1e-5)
+    half = problem(70, 300, 24, torch.bfloat16)
+    check(half, 4e-3)  # gradients are rounded to bf16, losses are not
+    torch.testing.assert_close(found(*half)[0].double(), expected(*half)[0], rtol=1e-5, atol=1e-5)
 
 
 def test_only_the_wanted_gradient_is_computed(monkeypatch) -> None:
@@ -64,14 +64,11 @@ def test_only_the_wanted_gradient_is_computed(monkeypatch) -> None:
         assert not linear_cross_entropy(hidden, weight, targets).requires_grad
 
 
-def test_autocast_does_not_round_the_logits() -> None:
+def test_autocast_does_not_round_the_logits_and_shapes_that_do_not_fit_are_named() -> None:
     given = problem(20, 50, 8)
     with torch.autocast("cpu", torch.bfloat16):
         losses = linear_cross_entropy(*given[:3])
     torch.testing.assert_close(losses.double(), expected(*given)[0], rtol=1e-5, atol=1e-5)
-
-
-def test_shapes_that_do_not_fit_are_named() -> None:
     hidden, weight, targets, _ = problem(9, 30, 8)
     with pytest.raises(ValueError, match=r"hidden \(9, 8\), weight \(30, 7\)"):
         linear_cross_entropy(hidden, weight[:, :7], targets)
@@ -84,13 +81,17 @@ def test_shapes_that_do_not_fit_are_named() -> None:
 interpreted = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs within the next test")
 
 
-def test_the_kernels_in_tritons_interpreter() -> None:
+def interpret_kernels(number_of_tests: int, *files: str) -> None:
     if importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1":
         pytest.skip("needs triton, and a process that does not interpret it yet")
-    command = [sys.executable, "-m", "pytest", "-q", __file__, "-k", "kernels_of"]
+    command = [sys.executable, "-m", "pytest", "-q", *files, "-k", "kernels_of"]
     done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]
-    assert done.stdout.startswith("." * 9)
+    assert done.stdout.startswith("." * number_of_tests)
+
+
+def test_the_kernels_in_tritons_interpreter() -> None:
+    interpret_kernels(9, __file__)
 
 
 # Half precision stands for bf16, which the interpreter multiplies wrongly.

@@ -37,46 +37,41 @@ def edit(file: Path, **content: object) -> None:
     file.write_text(json.dumps({**before, **content}))
 
 
-def hostile(folder: Path, kind: str) -> str:
-    """Makes the folder so; returns which of its files says it."""
-    own: dict[str, object] = {"auto_map": CLASSES}
-    file, content = {
-        "model": ("config.json", {**own, "model_type": "evil"}),
-        "known model": ("config.json", own),
-        "part": ("config.json", {"text_config": {"parts": [own]}}),
-        "tokenizer": ("tokenizer_config.json", own),
-        "generation": ("generation_config.json", own),
-    }[kind]
-    edit(folder / file, **content)
-    return file
+OWN: dict[str, object] = {"auto_map": CLASSES}
+HOSTILE: dict[str, tuple[str, dict]] = {
+    "model": ("config.json", {**OWN, "model_type": "evil"}),
+    "known model": ("config.json", OWN),
+    "part": ("config.json", {"text_config": {"parts": [OWN]}}),
+    "tokenizer": ("tokenizer_config.json", OWN),
+    "generation": ("generation_config.json", OWN),
+}
 
 
-@pytest.mark.parametrize("kind", ["model", "known model", "part", "tokenizer", "generation"])
+@pytest.mark.parametrize("kind", HOSTILE)
 def test_python_of_its_own_is_refused(folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = hostile(folder, kind)
+    file, content = HOSTILE[kind]
+    edit(folder / file, **content)
     for load in (load_language_model, load_tokenizer):
         monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 20))
         refused(lambda load=load: load(str(folder)), "auto_map", file, "expected a model that transformers itself")
     assert not (folder.parent / "marker").exists()
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [{"_attn_implementation": "owner/kernel"}, {"text_config": {"_experts_implementation": "owner/kernel"}}],
-    ids=str,
-)
-def test_a_kernel_of_the_hub_is_refused(folder: Path, fields: dict, monkeypatch: pytest.MonkeyPatch) -> None:
-    edit(folder / "config.json", **fields)
+def test_a_kernel_of_the_hub_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretrained, "_from_pretrained", None)  # never reached
-    refused(lambda: load_language_model(str(folder)), "implementation", "config.json")
-    edit(folder / "config.json", **dict.fromkeys(fields))
-    pretrained.model_folder(str(folder))
+    parts = {"text_config": {"_experts_implementation": "owner/kernel"}}
+    for fields in ({"_attn_implementation": "owner/kernel"}, parts):
+        edit(folder / "config.json", **fields)
+        refused(lambda: load_language_model(str(folder)), "implementation", "config.json")
+        edit(folder / "config.json", **dict.fromkeys(fields))
+        pretrained.model_folder(str(folder))
 
 
 @pytest.mark.parametrize("kind", ["model", "tokenizer"])
 def test_the_loaders_themselves_are_told_not_to(folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even where the folder gets past our own look: transformers would ask on the terminal, or read a pipe."""
-    hostile(folder, kind)
+    file, content = HOSTILE[kind]
+    edit(folder / file, **content)
     monkeypatch.setattr(pretrained, "_refuse_code", lambda *_: None)
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 20))
     load = load_language_model if kind == "model" else load_tokenizer

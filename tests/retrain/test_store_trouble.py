@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import subprocess
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,13 +12,7 @@ import pytest
 from bench import cache as cache_command
 from retrain import store as store_module
 from retrain.jobs import run_units
-from retrain.store import (
-    PassingStoreError,
-    Store,
-    StoreError,
-    UnwritableStoreError,
-    default_cache,
-)
+from retrain.store import PassingStoreError, Store, StoreError, UnwritableStoreError, default_cache
 from tests.helpers.faults import Faults
 from tests.helpers.job_units import units
 from tests.retrain.test_store import ARRAYS, CONFIG, RECORD
@@ -109,37 +104,30 @@ def test_a_copy_that_stopped_half_way_is_damage_in_the_end(tmp_path, monkeypatch
     assert len(os.listdir(ours.root / "quarantine")) == 1
 
 
-@pytest.fixture
-def read_only(store):
-    """A cache with one entry on a disk that takes nothing."""
+def test_a_cache_that_cannot_be_written_can_be_read(store):
+    """One entry on a disk that takes nothing."""
     store.write("losses", CONFIG, ARRAYS, RECORD)
     shutil.rmtree(store.root / ".tmp")
     with Faults(store.root, number=errno.EROFS, read_only=True):
-        yield store.root
-
-
-def test_a_cache_that_cannot_be_written_can_be_read(read_only):
-    store = Store(read_only)
-    assert store.read("losses", CONFIG).record == RECORD
-    assert store.write("losses", CONFIG, ARRAYS, {}).record == RECORD
-    assert len(list(store.entries())) == 1
-    for change in (
-        lambda: store.write("losses", {"index": 1}, ARRAYS, RECORD),
-        lambda: store.scratch().__enter__(),
-        lambda: run_units(units(1), store),
-        lambda: run_units(units(2), store, name="named"),
-        lambda: run_units(units(1), store, cluster="local"),
-    ):
-        with pytest.raises(UnwritableStoreError, match=r"can only be read .* give a folder of your own") as caught:
-            change()
-        assert str(caught.value).isprintable()
-    with pytest.raises(StoreError, match="cannot be removed"):
-        store.remove_key("losses", store.key("losses", CONFIG))
+        store = Store(store.root)
+        assert store.read("losses", CONFIG).record == RECORD
+        assert store.write("losses", CONFIG, ARRAYS, {}).record == RECORD
+        assert len(list(store.entries())) == 1
+        for change in (
+            lambda: store.write("losses", {"index": 1}, ARRAYS, RECORD),
+            lambda: store.scratch().__enter__(),
+            lambda: run_units(units(1), store),
+            lambda: run_units(units(2), store, name="named"),
+            lambda: run_units(units(1), store, cluster="local"),
+        ):
+            with pytest.raises(UnwritableStoreError, match=r"can only be read .* give a folder of your own") as caught:
+                change()
+            assert str(caught.value).isprintable()
+        with pytest.raises(StoreError, match="cannot be removed"):
+            store.remove_key("losses", store.key("losses", CONFIG))
 
 
 # -- links ------------------------------------------------------------------------------------------------------------
-
-
 def test_nothing_is_written_or_removed_through_a_link(store, tmp_path):
     outside = tmp_path / "outside"
     (outside / "otherhost.1.aa").mkdir(parents=True)
@@ -166,18 +154,13 @@ def test_nothing_is_written_or_removed_through_a_link(store, tmp_path):
 def test_without_a_home_the_cache_is_one_line(monkeypatch, capsys):
     for name in ("HOME", "XDG_CACHE_HOME", "TDA_BENCH_CACHE"):
         monkeypatch.delenv(name, raising=False)
-
-    def unknown(*_):
-        raise KeyError("no such user")
-
-    monkeypatch.setattr("pwd.getpwuid", unknown)
+    monkeypatch.setattr("pwd.getpwuid", Mock(side_effect=KeyError("no such user")))
     assert default_cache() == ""
     for words in ([], ["status"]):
         assert cache_command.main(words) == 2
         assert capsys.readouterr().err.count("\n") == 1
-    with pytest.raises(StoreError, match="unknown home"):
-        Store("~/cache")
-    with pytest.raises(StoreError, match="unknown home"):
-        Store("~nobodyatall/cache")
+    for root in ("~/cache", "~nobodyatall/cache"):
+        with pytest.raises(StoreError, match="unknown home"):
+            Store(root)
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert default_cache() == "/somewhere/tda-bench"

@@ -28,9 +28,7 @@ def missing() -> str:
     if os.geteuid() != 0:
         return "bringing up Slurm needs root"
     path = os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin"
-    absent = [
-        name for name in ("munged", "slurmctld", "slurmd", "slurmdbd", "mariadbd") if not shutil.which(name, path=path)
-    ]
+    absent = [name for name in DAEMONS if not shutil.which(name, path=path)]
     return f"not installed: {', '.join(absent)} (python tests/slurm/cluster.py install)" if absent else ""
 
 
@@ -91,8 +89,6 @@ class Cluster:
             SlurmctldHost={self.host}(127.0.0.1)
             SlurmUser=root
             SlurmdUser=root
-            AuthType=auth/munge
-            CredType=cred/munge
             AuthInfo=socket={socket_path},cred_expire=10
             SlurmctldPort={ports["slurmctld"]}
             SlurmdPort={ports["slurmd"]}
@@ -104,8 +100,6 @@ class Cluster:
             SlurmdLogFile={self.folder}/log/slurmd.log
             ProctrackType=proctrack/linuxproc
             TaskPlugin=task/none
-            SwitchType=switch/none
-            MpiDefault=none
             ReturnToService=2
             SelectType=select/cons_tres
             SelectTypeParameters=CR_CPU
@@ -114,12 +108,8 @@ class Cluster:
             SlurmctldParameters=preempt_send_user_signal
             PreemptType=preempt/partition_prio
             PreemptMode=REQUEUE
-            JobRequeue=1
             KillWait=5
             SlurmdTimeout=15
-            InactiveLimit=0
-            MinJobAge=300
-            Waittime=0
             NodeName={self.host} NodeAddr=127.0.0.1 CPUs={NUM_CPUS} RealMemory=1000 State=UNKNOWN
             PartitionName=low Nodes={self.host} Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=20
             PartitionName=high Nodes={self.host} MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
@@ -168,9 +158,8 @@ class Cluster:
         words = ["--user=root", f"--datadir={data}/data", "--skip-test-db", "--auth-root-authentication-method=normal"]
         subprocess.run(["mariadb-install-db", *words], check=True, capture_output=True, timeout=600)
         words = ["--user=root", f"--datadir={data}/data", "--skip-networking", f"--socket={database_socket}"]
-        self.start_daemon(
-            "mariadbd", "--no-defaults", *words, f"--pid-file={data}/pid", "--innodb-buffer-pool-size=64M"
-        )
+        words += [f"--pid-file={data}/pid", "--innodb-buffer-pool-size=64M"]
+        self.start_daemon("mariadbd", "--no-defaults", *words)
         ping = ["mariadb-admin", "--no-defaults", f"--socket={database_socket}", "-u", "root", "ping"]
         self.wait_for(ping, "alive", 300)
         self.environment["MYSQL_UNIX_PORT"] = database_socket

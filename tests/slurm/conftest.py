@@ -14,8 +14,7 @@ from tests.slurm.helpers import wait_for
 def slurm_installed():
     if os.environ.get("RUN_SLURM_TESTS") != "1":
         pytest.skip("needs a Slurm of its own: make test-slurm (or RUN_SLURM_TESTS=1)")
-    reason = missing()
-    if reason:
+    if reason := missing():
         pytest.skip(reason)
 
 

@@ -39,8 +39,7 @@ def arrays(store, kind=None):
 
 
 def running(cluster):
-    lines = cluster.run("squeue", "-h", "-r", "-t", "RUNNING", "-o", "%i").split()
-    return sorted(lines)
+    return sorted(cluster.run("squeue", "-h", "-r", "-t", "RUNNING", "-o", "%i").split())
 
 
 def tasks(cluster, count):

@@ -12,11 +12,14 @@ import pytest
 
 from retrain.jobs import run_units, slurm
 from retrain.jobs.unit import JobBatch
+from retrain.leases import Leases
 from retrain.resume import unfinished_units
 from retrain.store import Store
+from retrain.tasks import load_task
+from retrain.units import Plan, retrain_units
 from tests.helpers.job_units import Background, diary, events, unit, units
 from tests.retrain.jobs.test_jobs import driver
-from tests.slurm.helpers import held_by, running, tasks, wait_for
+from tests.slurm.helpers import arrays, held_by, running, tasks, wait_for
 
 
 def test_units_are_packed_into_few_tasks_each_done_once(cluster, store, log):
@@ -29,6 +32,47 @@ def test_units_are_packed_into_few_tasks_each_done_once(cluster, store, log):
     assert set(Counter(event["key"] for event in events(store, "done")).values()) == {1}
 
 
+def test_a_hundred_retrains_survive_everything(cluster, store, tmp_path):
+    """A task that is cancelled, one killed, one put back and a node that dies: none lost, none twice, inline's bits."""
+    task = load_task("digits", epochs=2)
+    work = retrain_units(task, Plan(alpha=0.1, alpha_attribution=1.0, seed=1, num_subsets=100), "cpu")
+    # Ten units are this test's until the last mishap is over: on a fast machine, too, there is work left then.
+    held = [Leases(store.root).take(unit.kind, unit.key) for unit in work[-10:]]
+    background = Background(work, store, jobs=4, timeout_min=30)
+
+    def count():
+        return len(list(store.entries("retrain")))
+
+    wait_for(lambda: count() >= 5 and tasks(cluster, 4))
+    cancelled = running(cluster)[0]
+    cluster.run("scancel", cancelled)
+    wait_for(lambda: count() >= 20)
+    # Between two units a task holds none.
+    victim = wait_for(lambda: next((holder for holder in held_by(store) if holder.job != cancelled), None))
+    os.kill(victim.pid, signal.SIGKILL)
+    wait_for(lambda: count() >= 40)
+    requeued = wait_for(lambda: next((job for job in running(cluster) if job not in (cancelled, victim.job)), None))
+    cluster.run("scontrol", "requeue", requeued)
+    wait_for(lambda: count() >= 60)
+    cluster.stop_daemon("slurmd", signal.SIGKILL)
+    assert count() < 90, "the batch was over before the last mishap"
+    time.sleep(4)
+    cluster.start_daemon("slurmd", "-D", "-N", cluster.host)
+    for lease in held:
+        lease.release()
+    assert background.result(1200).complete
+    wait_for(lambda: tasks(cluster, 0) == [])  # they have said their last words
+    # By the store, and by what the tasks say they finished; one stopped right after storing its unit says nothing.
+    assert count() == 100
+    finished = Counter(event["key"] for event in events(store, "done"))
+    assert 97 <= len(finished) <= 100
+    assert set(finished.values()) == {1}
+    assert not (store.root / "quarantine").exists()
+    inline = Store(tmp_path / "inline")
+    assert run_units(work, inline).complete
+    assert arrays(inline, "retrain") == arrays(store, "retrain")
+
+
 def test_preemption_keeps_what_is_finished_and_goes_on(cluster, store, log, gate):
     # Neither is over before it was seen, however slowly this test looks: the units wait for it, and so does the other.
     work = units(30, seconds=0.5, diary=log, hold_after=15, gate=gate)
@@ -36,9 +80,8 @@ def test_preemption_keeps_what_is_finished_and_goes_on(cluster, store, log, gate
     wait_for(lambda: sum(diary(log, "end").values()) >= 3)
     (job,) = running(cluster)
     script = f"until [ -e {gate} ]; do sleep 0.1; done"
-    urgent = cluster.run(
-        "sbatch", "--parsable", "-p", "high", "--exclusive", "-o", "/dev/null", "--wrap", script
-    ).strip()
+    command = ["sbatch", "--parsable", "-p", "high", "--exclusive", "-o", "/dev/null", "--wrap", script]
+    urgent = cluster.run(*command).strip()
     wait_for(lambda: urgent in running(cluster))
     assert job not in running(cluster)
     Path(gate).touch()
@@ -101,8 +144,6 @@ def test_six_thousand_units_are_submitted_in_less_than_thirty_seconds(cluster, s
 
 
 # ---- Slurm without accounting, where sacct knows nothing: lost tasks are noticed, and time limits survived ----
-
-
 def test_a_lost_task_is_noticed_within_a_minute_without_accounting(bare_cluster, store, log, gate, caplog):
     work = units(2, diary=log, hold_after=0, gate=gate)  # so that one task cannot do both
     with caplog.at_level(logging.WARNING):
@@ -126,10 +167,8 @@ def test_time_limits_end_tasks_and_no_unit(bare_cluster, tmp_path, log):
     units that save, one takes 70 s in tasks of a minute, the other hears no warning and is killed: neither fails."""
     many, long = Store(tmp_path / "many"), Store(tmp_path / "long")
     sixteen = Background(units(16, seconds=4, diary=f"{log}-many"), many, jobs=1, timeout_min=1)
-    work = [
-        unit(0, "saves", steps=14, seconds=5, diary=log),
-        unit(1, "saves", steps=2, per_attempt=1, deaf=True, diary=log),
-    ]
+    work = [unit(0, "saves", steps=14, seconds=5, diary=log)]
+    work += [unit(1, "saves", steps=2, per_attempt=1, deaf=True, diary=log)]
     two = Background(work, long, jobs=2, timeout_min=1, max_attempts=1)
     assert sixteen.result(1200).complete
     assert set(diary(f"{log}-many", "end").values()) == {1}

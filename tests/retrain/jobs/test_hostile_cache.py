@@ -57,7 +57,6 @@ def test_a_batch_that_is_a_link_is_neither_read_nor_written(store, batch, tmp_pa
     store.remove_key("numbers", store.key("numbers", {"index": 0}))
     with pytest.raises(RuntimeError, match="link"):
         run_units(units(2), store, name="fine")
-    assert sorted(os.listdir(outside)) == before
     assert cache.main(["prune", "logs", "--yes", "--cache", str(store.root)]) == 0
     assert sorted(os.listdir(outside)) == before
 
@@ -84,7 +83,7 @@ def test_a_worker_runs_only_the_list_it_was_submitted_with(store, batch):
             batch.units(wrong)
 
 
-def test_reasons_of_others_forge_no_lines(store, batch, capsys):
+def test_reasons_of_others_forge_no_lines_and_logs_are_not_written_through_links(store, batch, capsys, tmp_path):
     """A log may say anything; what is shown of it is printable."""
     run = batch.describe()["run"]
     key = store.key("numbers", {"index": 0})
@@ -95,9 +94,6 @@ def test_reasons_of_others_forge_no_lines(store, batch, capsys):
     said = capsys.readouterr().out
     assert "\\x1b[2J\\rall\n    is well\n" in said
     assert all(line.isprintable() for line in said.splitlines())
-
-
-def test_logs_are_not_written_through_links(store, batch, tmp_path):
     precious = tmp_path / "precious"
     precious.write_text("precious")
     log = batch.log("run1", "driver")

@@ -1,5 +1,6 @@
 """What the job layer must show and takes its time: fifty kills, and every system call that fails once."""
 
+import contextlib
 import errno
 import json
 import logging
@@ -7,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -22,6 +22,8 @@ from retrain.leases import Lease, Leases
 from retrain.resume import clean_resume_states, unfinished_units
 from retrain.safe_files import SafeFileError
 from retrain.store import Store, StoreError
+from retrain.tasks import load_task
+from retrain.units import Plan, retrain_units
 from tests.helpers.faults import Faults
 from tests.helpers.job_units import diary, unit, units, wait_for
 from tests.retrain.jobs.test_jobs import driver, workers_of
@@ -31,20 +33,14 @@ ROOT = Path(__file__).resolve().parents[3]
 slow = pytest.mark.skipif(os.environ.get("RUN_SLURM_TESTS") != "1", reason="takes minutes: make test-slurm runs it")
 
 
-def children(pid):
-    listing = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True)
-    return [int(word) for word in listing.stdout.split()]
-
-
 def kill(process, whom):
     """SIGKILL to the driver, to its workers, or to everybody."""
+    workers = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True).stdout
     victims = [process.pid] if whom != "workers" else []
-    victims += children(process.pid) if whom != "driver" else []
+    victims += workers.split() if whom != "driver" else []
     for victim in victims:
-        try:
-            os.kill(victim, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(victim), signal.SIGKILL)
 
 
 @pytest.mark.slow
@@ -88,18 +84,14 @@ def test_fifty_random_kills_lose_corrupt_and_duplicate_nothing(store, log):
 @pytest.mark.slow
 @slow
 def test_digits_inline_and_local_agree_to_the_bit(tmp_path):
-    """The same ground truth in this process and in two others."""
-    arrays = []
+    """The same retrains in this process and in two others."""
+    plan = Plan(alpha=0.1, alpha_attribution=1.0, seed=1, num_subsets=6)
+    work, arrays = retrain_units(load_task("digits"), plan, "cpu"), []
     for cluster in ("inline", "local"):
-        cache = str(tmp_path / cluster)
-        command = [sys.executable, "-m", "bench.lds", "--task", "digits", "--alpha", "0.1", "--subsets", "6"]
-        command += ["--methods", "random", "--replicates", "1", "--device", "cpu", "--cache", cache]
-        command += ["--cluster", cluster, "--out", str(tmp_path / "runs")]
-        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-        store = Store(cache)
-        entries = {info.key: store.verified(info.kind, info.key) for info in store.entries()}
-        arrays.append({key: {name: a.tobytes() for name, a in e.arrays.items()} for key, e in entries.items()})
-    assert len(arrays[0]) >= 7
+        store = Store(tmp_path / cluster)
+        assert run_units(work, store, cluster=cluster, jobs=2).num_computed == 6
+        entries = [store.read(one.kind, one.config) for one in work]
+        arrays.append([{name: array.tobytes() for name, array in entry.arrays.items()} for entry in entries])
     assert arrays[0] == arrays[1]
 
 
@@ -117,7 +109,6 @@ def test_the_account_of_a_killed_batch_are_right(store, log):
 
 
 # ---- every system call of a small batch fails once: no sound entry is ever lost, and a rerun finishes ----
-
 
 ERRORS = [errno.EMFILE, errno.EIO, errno.ESTALE, errno.ENOMEM, errno.EACCES, errno.ENOSPC]
 
