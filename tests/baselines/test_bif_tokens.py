@@ -1,6 +1,7 @@
 """Per-token scores: the token-by-token matrix against kept traces, against the sequence level, and the page of them."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,22 +15,20 @@ from baselines.bif.tokens import token_bif
 from baselines.method import Problem
 from bench.inspect.__main__ import main
 from bench.inspect.tokens import strongest_pairs
-from retrain.errors import UsageError
 from retrain.examples import Examples
 from retrain.tasks.tinylm import TinyLM
 from tests.helpers.browser import CHROMEDRIVER, CHROMIUM, Browser
 from tests.helpers.planted import Planted, make_problem
-from tests.helpers.problems import problem_of
+from tests.helpers.problems import problem_of, refused
 
 METHOD = BIF(chains=2, draws=17, burn_in=2, step_size=3e-4, n_beta=300.0, gamma=1000.0, minibatch=10)
-SMALL = {
-    "length": 8, "num_train": 24, "num_queries": 10, "hidden": 16, "layers": 1, "heads": 2, "pretraining_steps": 40,
-}  # fmt: skip
+SMALL = {"length": 8, "num_train": 24, "num_queries": 10, "hidden": 16, "layers": 1, "heads": 2}
+SMALL["pretraining_steps"] = 40
 
 
 @pytest.fixture(scope="module")
 def problem(tmp_path_factory: pytest.TempPathFactory) -> Problem:
-    task = TinyLM(**SMALL)  # type: ignore[arg-type]
+    task = TinyLM(**SMALL)
     chosen = np.arange(20)[::-1]
     return problem_of(task, tmp_path_factory.mktemp("tokens"), queries=range(6), chosen=chosen, seed=1)
 
@@ -56,8 +55,7 @@ def test_tokens_see_the_localiser_that_sequences_see(problem: Problem) -> None:
     torch.manual_seed(0)  # the curvature's labels are drawn from the global generator
     scores = method.score(problem, method.fit(problem)).scores[0]
     torch.testing.assert_close(averaged, scores, rtol=1e-3, atol=1e-3 * float(scores.abs().max()))
-    with pytest.raises(UsageError, match="control_variate=false"):
-        token_bif(BIF(control_variate=True), problem, pairs)
+    refused(lambda: token_bif(BIF(control_variate=True), problem, pairs), "control_variate=false")
 
 
 @pytest.mark.parametrize("centring", ["pooled", "chain"])
@@ -65,19 +63,15 @@ def test_streamed_sums_are_the_kept_traces_covariance(problem: Problem, centring
     method = BIF(**{**METHOD.__dict__, "centring": centring})
     pairs = [(4, 3), (0, 19), (4, 7)]
     tokens = token_bif(method, problem, pairs)
-    both = Examples(
-        torch.cat([problem.queries.inputs, problem.attributed.inputs]),
-        torch.cat([problem.queries.targets, problem.attributed.targets]),
-    )
+    parts = problem.queries, problem.attributed
+    both = Examples(torch.cat([part.inputs for part in parts]), torch.cat([part.targets for part in parts]))
     workbench = Workbench(method, problem.task, problem.model, problem.train, both)
     with torch.no_grad():
-        traces = np.array(
-            [
-                [problem.task.loss(workbench.model, (both.inputs, both.targets)).numpy().copy() for _ in draws]
-                for draws in (workbench.draws(problem.seed, chain) for chain in range(method.chains))
-            ],
-            dtype=np.float64,
-        )  # (chains, draws, sequences, tokens)
+        losses = [
+            [problem.task.loss(workbench.model, (both.inputs, both.targets)).numpy().copy() for _ in draws]
+            for draws in (workbench.draws(problem.seed, chain) for chain in range(method.chains))
+        ]
+    traces = np.array(losses, dtype=np.float64)  # (chains, draws, sequences, tokens)
     traces -= traces.mean((0, 1) if centring == "pooled" else 1, keepdims=True)
     freedom = 34 - (1 if centring == "pooled" else 2)
     for k, (query, train) in enumerate(pairs):
@@ -97,26 +91,18 @@ def test_blocks_of_pairs_see_the_same_draws(problem: Problem) -> None:
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4 * float(one.abs().max()))
 
 
-def test_bad_questions_are_one_line(problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match=r"pair 6:0 is out of range; expected a query below 6"):
-        token_bif(METHOD, problem, [(6, 0)])
-    with pytest.raises(UsageError, match="no pair was given"):
-        token_bif(METHOD, problem, [])
-    with pytest.raises(UsageError, match="has no tokens"):
-        token_bif(METHOD, make_problem(Planted(), tmp_path), [(0, 0)])
-    monkeypatch.setattr("baselines.bif.tokens.free_bytes", lambda _: 1000)
-    with pytest.raises(UsageError, match="GiB free may be used; take fewer pairs"):
-        token_bif(METHOD, problem, [(0, 0)])
-
-
-def test_a_chain_that_diverges_is_named(problem: Problem) -> None:
+def test_bad_questions_are_one_line_and_a_chain_that_diverges_is_named(problem, tmp_path, monkeypatch) -> None:
+    diverging = BIF(chains=1, draws=5, step_size=50.0, gamma=1e4, n_beta=200.0, minibatch=10)
     with pytest.raises(FloatingPointError, match="0 of 1 bif chains are healthy"):
-        token_bif(BIF(chains=1, draws=5, step_size=50.0, gamma=1e4, n_beta=200.0, minibatch=10), problem, [(0, 0)])
+        token_bif(diverging, problem, [(0, 0)])
+    refused(lambda: token_bif(METHOD, problem, [(6, 0)]), "pair 6:0 is out of range; expected a query below 6")
+    refused(lambda: token_bif(METHOD, problem, []), "no pair was given")
+    refused(lambda: token_bif(METHOD, make_problem(Planted(), tmp_path), [(0, 0)]), "has no tokens")
+    monkeypatch.setattr("baselines.bif.tokens.free_bytes", lambda _: 1000)
+    refused(lambda: token_bif(METHOD, problem, [(0, 0)]), "GiB free may be used; take fewer pairs")
 
 
 # ---- the command and its page ----
-
-
 def test_the_strongest_pairs_are_of_different_sequences() -> None:
     scores = np.array([[-9.0, 1.0, 2.0], [300.0, -100.0, 90.0], [1.0, 8.0, -1.0]])
     same = np.zeros((3, 3), dtype=bool)
@@ -163,26 +149,15 @@ def test_ekfac_writes_a_score_for_every_training_token(tmp_path: Path) -> None:
     assert arrays["score-1-5"].sum() == pytest.approx(record["pairs"][0]["score"], rel=1e-2)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--pairs", "0:1"], "there is no query 0 here"),  # a tune query
-        (["--pairs", "1:99"], "there is no training sequence 99 here; 24 are"),
-        (["--task", "digits"], "has no tokens"),
-    ],
-)
-def test_bad_commands_are_one_line(
-    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    few = ["--set", "tinylm.num_train=24", "--set", "tinylm.pretraining_steps=2"]
-    task = [] if "--task" in words else ["--task", "tinylm", *few]
-    assert (
-        main(["tokens", *task, *words, "--device", "cpu", "--out", str(tmp_path), "--cache", str(tmp_path / "cache")])
-        == 2
-    )
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1
-    assert message in lines[0]
+def test_bad_commands_are_one_line(tmp_path: Path, refused: Callable[..., str]) -> None:
+    place = f"--device cpu --out {tmp_path} --cache {tmp_path}/cache"
+    tiny = "--task tinylm --set tinylm.num_train=24 --set tinylm.pretraining_steps=2"
+    for words, message in (
+        (f"{tiny} --pairs 0:1", "there is no query 0 here"),  # a tune query
+        (f"{tiny} --pairs 1:99", "there is no training sequence 99 here; 24 are"),
+        ("--task digits", "has no tokens"),
+    ):
+        assert message in refused(main, f"tokens {words} {place}".split())
 
 
 @pytest.mark.skipif(not (CHROMIUM and CHROMEDRIVER), reason="no Chromium and chromedriver here")

@@ -17,12 +17,11 @@ from baselines.method import Problem, load_method
 from baselines.support.damping import damped
 from baselines.support.gradients import PerExampleGradients
 from baselines.support.pieces import Outer, Piece, Scattered, Whole
-from retrain.errors import UsageError
 from retrain.examples import Examples
 from retrain.losses import CrossEntropy, SquaredError
 from retrain.tasks import load_task
 from tests.helpers.planted import Planted, make_problem
-from tests.helpers.problems import CPU, correlation, problem_of, run
+from tests.helpers.problems import CPU, correlation, problem_of, refused, run
 
 
 def influence(model: nn.Module, function: Any, curvature: torch.Tensor, damping: float, problem: Problem) -> Any:
@@ -33,16 +32,20 @@ def influence(model: nn.Module, function: Any, curvature: torch.Tensor, damping:
     return -(query @ inverse @ train.T).float(), (train @ inverse * train).sum(1).sqrt().float()
 
 
+def assert_influence(name: str, problem: Problem, loss: Any, curvature: torch.Tensor, damping: float) -> None:
+    expected, scale = influence(problem.model, loss.per_example, curvature, damping, problem)
+    answer = run(load_method(name, damping=damping, labels="exact"), problem)
+    torch.testing.assert_close(answer.scores, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
+    torch.testing.assert_close(answer.train_scale, scale, rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize(("name", "damping"), [("kfac", 1e-6), ("kfac", 0.3), ("shampoo", 0.3)])
 def test_linear_regression_is_exact(tmp_path: Path, name: str, damping: float) -> None:
     """One output: the Fisher is E[x x^T], bias included, and labels=exact leaves nothing to chance."""
     task = Planted(num_train=60, num_queries=7)
     problem = make_problem(task, tmp_path)
     inputs = torch.cat([task.train_data.inputs, torch.ones(60, 1)], dim=1)
-    expected = influence(problem.model, SquaredError().per_example, inputs.T @ inputs / 60, damping, problem)
-    answer = run(load_method(name, damping=damping, labels="exact"), problem)
-    torch.testing.assert_close(answer.scores, expected[0], rtol=1e-3, atol=1e-4 * float(expected[0].abs().max()))
-    torch.testing.assert_close(answer.train_scale, expected[1], rtol=1e-3, atol=1e-5)
+    assert_influence(name, problem, SquaredError(), inputs.T @ inputs / 60, damping)
 
 
 class Classifier(nn.Sequential):
@@ -78,10 +81,7 @@ def test_a_softmax_layer_with_constant_probabilities_is_exact(tmp_path: Path) ->
     problem = classification(layer, tmp_path=tmp_path)
     fisher = dense_fisher(problem.model, problem.train.inputs)
     for damping in (1e-3, 1.0):
-        expected, scale = influence(problem.model, CrossEntropy().per_example, fisher, damping, problem)
-        answer = run(KFAC(damping=damping, labels="exact"), problem)
-        torch.testing.assert_close(answer.scores, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
-        torch.testing.assert_close(answer.train_scale, scale, rtol=1e-3, atol=1e-4)
+        assert_influence("kfac", problem, CrossEntropy(), fisher, damping)
 
 
 def test_a_small_network_is_near_each_layers_dense_damped_influence(tmp_path: Path) -> None:
@@ -107,8 +107,6 @@ def test_sampled_labels_come_near_the_exact_fisher(tmp_path: Path) -> None:
 
 
 # ---- kronfluence ----
-
-
 @pytest.fixture(scope="module")
 def language() -> tuple[Any, nn.Module]:
     """On a text of its own: with another Python's help a sampled label may fall on the other side of a rounding."""
@@ -185,16 +183,10 @@ def test_unhookable_models_work(tmp_path: Path) -> None:
     assert correlation(answer.scores, expected) > 0.9
 
 
-# ---- options ----
-
-
-def test_relative_damping_is_a_share_of_each_layers_mean() -> None:
+def test_relative_damping_is_a_share_of_each_layers_mean_and_bad_options_are_said(tmp_path: Path) -> None:
     eigenvalues = torch.tensor([[0.0, 1.0], [3.0, 0.0]])
     torch.testing.assert_close(damped(eigenvalues, None, 0.5), eigenvalues + 0.5)
     torch.testing.assert_close(damped(eigenvalues, 1e-3, 0.5), eigenvalues + 1e-3)
-
-
-def test_bad_options_are_said(tmp_path: Path) -> None:
     for options, said in (
         ({"damping": -1.0}, "damping is -1.0"),
         ({"damping": "high"}, "expected a number"),
@@ -203,16 +195,12 @@ def test_bad_options_are_said(tmp_path: Path) -> None:
         ({"labels": "true"}, "available: sampled, exact"),
         ({"fit_examples": -1}, "fit_examples is -1"),
     ):
-        with pytest.raises(UsageError, match=said):
-            load_method("kfac", **options)
+        refused(lambda options=options: load_method("kfac", **options), said)
     problem = classification(nn.Linear(5, 3), tmp_path=tmp_path)
-    with pytest.raises(UsageError, match='"nothing", which no trainable'):
-        KFAC(parameters="nothing").fit(problem)
-    with pytest.raises(UsageError, match="no regular expression"):
-        KFAC(parameters="(").fit(problem)
+    refused(lambda: KFAC(parameters="nothing").fit(problem), '"nothing", which no trainable')
+    refused(lambda: KFAC(parameters="(").fit(problem), "no regular expression")
     sequences = Examples(torch.zeros(4, 3, dtype=torch.long), torch.zeros(4, 3, dtype=torch.long))
-    with pytest.raises(UsageError, match="take labels=sampled"):
-        KFAC(labels="exact").fit(replace(problem, train=sequences))
+    refused(lambda: KFAC(labels="exact").fit(replace(problem, train=sequences)), "take labels=sampled")
 
 
 def test_fewer_fitting_examples_are_drawn_at_random(tmp_path: Path) -> None:
@@ -236,8 +224,6 @@ def test_gradients_longer_than_one_matrix_product_takes(method: Any, tmp_path: P
 
 
 # ---- shampoo: its sides are the gradients' own second moments, and it is exact where these decide the Fisher ----
-
-
 @pytest.mark.parametrize(
     "piece",
     [
@@ -253,9 +239,7 @@ def test_sides_are_the_second_moments_of_the_gradients(piece: Piece) -> None:
     gradients = piece.matrices()
     left, right = piece.gradient_moments()
     if not isinstance(piece, Scattered):  # whose rows keep their own axes
-        assert left is not None
         torch.testing.assert_close(left, torch.einsum("bij,bkj->ik", gradients, gradients), rtol=1e-4, atol=1e-4)
-    assert right is not None
     torch.testing.assert_close(right, torch.einsum("bij,bik->jk", gradients, gradients), rtol=1e-4, atol=1e-4)
 
 
@@ -277,8 +261,4 @@ def test_positions_that_agree_are_counted_as_one_gradient(tmp_path: Path) -> Non
     """Without weights every class is as likely for every input; both positions' gradients add up in each example."""
     problem = classification(nn.Linear(5, 4, bias=False), Copied(), tmp_path=tmp_path)
     problem.model[0].requires_grad_(False)  # type: ignore[index]
-    fisher = dense_fisher(problem.model, problem.train.inputs)
-    expected, scale = influence(problem.model, CrossEntropy().per_example, fisher, 1e-2, problem)
-    answer = run(load_method("shampoo", damping=1e-2, labels="exact"), problem)
-    torch.testing.assert_close(answer.scores, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
-    torch.testing.assert_close(answer.train_scale, scale, rtol=1e-3, atol=1e-4)
+    assert_influence("shampoo", problem, CrossEntropy(), dense_fisher(problem.model, problem.train.inputs), 1e-2)

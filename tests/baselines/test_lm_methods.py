@@ -5,11 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from baselines.ekfac import EKFAC, tracked_modules
 from baselines.method import Problem, load_method
 from baselines.support.gradients import trainable_parameters
-from baselines.support.projectors import Sketch
+from baselines.support.projectors import Sketch, make_projector
 from bench.scaling.methods import LargeTRAK, ShiftedSketch
 from retrain.losses import CrossEntropy
 from retrain.models import causal_lm
@@ -58,8 +59,6 @@ def margins(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 # ---- TRAK: a next-token model output ----
-
-
 @pytest.mark.parametrize("projector", ["sketch", "dense", "shifted"])
 def test_trak_is_the_projected_kernel_by_hand(task, model, scratch, projector) -> None:
     """scores = slope_query * phi_query (Phi^T Phi)^-1 phi_train * (1 - p)_train, up to traker's own scale."""
@@ -70,13 +69,8 @@ def test_trak_is_the_projected_kernel_by_hand(task, model, scratch, projector) -
 
     names = list(trainable_parameters(model))
     d = sum(model.get_parameter(name).numel() for name in names)
-    if projector != "dense":
-        kind = Sketch if projector == "sketch" else ShiftedSketch
-        projection = kind(d, 104, 3, CPU).project(torch.eye(d), 0)
-    else:
-        from trak.projectors import BasicProjector, ProjectionType
-
-        projection = BasicProjector(d, 104, 3, ProjectionType.normal, "cpu").project(torch.eye(d), 0)
+    made = ShiftedSketch(d, 104, 3, CPU) if projector == "shifted" else make_projector(projector, d, 104, 3, CPU)
+    projection = made.project(torch.eye(d), 0)
     train, query = (
         (by_hand(model, examples, margins, names) @ projection / d**0.5).double()
         for examples in (asked.train, asked.queries)
@@ -113,31 +107,26 @@ def test_sketched_inner_products_are_unbiased_with_a_gaussians_variance(kind, mo
 
 
 # ---- EK-FAC ----
-
-
 def test_ekfac_leaves_the_head_out_and_needs_no_logits(task, model, scratch, monkeypatch) -> None:
     """With the identity for a Hessian its scores are inner products over the tracked layers; the head never runs."""
     names = tracked_modules(model)
     assert len(names) == 4
     assert not any("lm_head" in name or "embed" in name for name in names)
-    monkeypatch.setattr(type(model.head), "forward", guarded(type(model.head).forward, model.head.weight.shape))
+    forward, shape = nn.Linear.forward, model.head.weight.shape
+
+    def guarded(layer, inputs):
+        assert layer.weight.shape != shape, "the head was asked for all logits"
+        return forward(layer, inputs)
+
+    monkeypatch.setattr(nn.Linear, "forward", guarded)
     asked = problem(task, model, scratch, num_train=32)
     method = EKFAC(strategy="identity")
     found = method.score(asked, method.fit(asked)).scores
     monkeypatch.undo()
     parameters = [name for name, _ in model.named_parameters() if name.rpartition(".")[0] in names]
-    query, train = (
-        by_hand(model, e, CrossEntropy().per_example, parameters) for e in (asked.queries, asked.attributed)
-    )
+    function = CrossEntropy().per_example
+    query, train = (by_hand(model, e, function, parameters) for e in (asked.queries, asked.attributed))
     torch.testing.assert_close(found, -query @ train.T, rtol=1e-3, atol=1e-5)
-
-
-def guarded(forward, head_shape):
-    def run(self, inputs):
-        assert self.weight.shape != head_shape, "the head was asked for all logits"
-        return forward(self, inputs)
-
-    return run
 
 
 def test_token_scores_add_up_to_the_sequences_score(task, model, scratch) -> None:

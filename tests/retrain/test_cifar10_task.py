@@ -1,5 +1,6 @@
 """The CIFAR-10 task on a few hundred synthetic 32x32 images and a narrow network: both protocols, end to end."""
 
+import copy
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -7,24 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from retrain.errors import UsageError
 from retrain.models import resnet9_training
-from retrain.models.resnet9_training import (
-    Engine,
-    Recipe,
-    augmentation_plan,
-    batch_bounds,
-    constant,
-    linear_rise,
-    logits_in,
-    pixel_table,
-    triangle,
-)
+from retrain.models.resnet9_training import Engine, Recipe, augmentation_plan, batch_bounds, logits_in
 from retrain.tasks import cifar10
 from retrain.tasks.cifar10 import Cifar10, normalised_images
 from tests.helpers.made_up import CIFAR10_ROWS, CIFAR10_WARMUP, cifar10_folder
+from tests.helpers.problems import CPU, refused
 
-CPU = torch.device("cpu")
 ROWS, NUM_WARMUP = CIFAR10_ROWS, CIFAR10_WARMUP
 NUM_TRAIN = 5 * ROWS - NUM_WARMUP
 PROTOCOLS = ("paper", "scratch")
@@ -35,9 +25,14 @@ def folder(tmp_path_factory):
     return cifar10_folder(tmp_path_factory.mktemp("data"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def task(folder):
     return make_task(folder)
+
+
+@pytest.fixture(scope="module")
+def model(task):
+    return task.train(np.arange(60), init_seed=0, order_seed=0, device=CPU)
 
 
 def make_task(folder, **changes):
@@ -46,8 +41,8 @@ def make_task(folder, **changes):
 
 
 def same_weights(first, second):
-    pairs = zip(first.state_dict().items(), second.state_dict().values(), strict=True)
-    return all(torch.equal(a, b) for (_, a), b in pairs)
+    pairs = zip(first.state_dict().values(), second.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
 
 
 def test_warmup_and_training_images_split_the_official_ones(task):
@@ -59,9 +54,6 @@ def test_warmup_and_training_images_split_the_official_ones(task):
     assert torch.equal(task.train_data.inputs[7], expected)
     assert task.train_data.targets[7] == task.cifar10.train_labels[task.train_indices[7]]
     assert task.image_shape() == tuple(task.query_data.inputs.shape[1:])
-
-
-def test_normalised_undoes_the_channels_mean_and_spread():
     image = torch.tensor([0, 128, 255], dtype=torch.uint8).reshape(1, 3, 1, 1)
     expected = [(0 - 0.4914) / 0.2470, (128 / 255 - 0.4822) / 0.2435, (1 - 0.4465) / 0.2616]
     assert torch.allclose(normalised_images(image).flatten(), torch.tensor(expected))
@@ -75,21 +67,17 @@ def test_config_names_what_matters_and_no_folder(task, folder):
     assert make_task(str(folder)).config == task.config
     assert make_task(folder, protocol="scratch").config != task.config
     assert "in place of CIFAR-10" in task.description
-
-
-def test_the_papers_table_is_the_default():
-    task = Cifar10()
-    assert (task.batch_size, task.learning_rate, task.momentum, task.weight_decay) == (1024, 10.0, 0.85, 0.0153)
-    assert (task.label_smoothing, task.bias_scaler, task.warmup_steps, task.epochs) == (0.2, 64.0, 100, 8)
-    assert task.num_warmup == 2500
+    papers = Cifar10()  # its table is the default
+    assert (papers.batch_size, papers.learning_rate, papers.momentum, papers.weight_decay) == (1024, 10, 0.85, 0.0153)
+    assert (papers.label_smoothing, papers.bias_scaler, papers.warmup_steps, papers.epochs) == (0.2, 64, 100, 8)
+    assert papers.num_warmup == 2500
 
 
 def test_bad_settings_are_refused(folder):
     for change in ({"protocol": "other"}, {"precision": "int4"}, {"epochs": 0}, {"learning_rate": 0.0}):
         with pytest.raises(ValueError):
             make_task(folder, **change)
-    with pytest.raises(UsageError, match="set num_warmup lower"):
-        _ = make_task(folder, num_warmup=5 * ROWS).train_data
+    refused(lambda: make_task(folder, num_warmup=5 * ROWS).train_data, "set num_warmup lower")
     for indices in ([], [NUM_TRAIN], [-1]):
         with pytest.raises(ValueError, match=f"from 0 to {NUM_TRAIN - 1}"):
             make_task(folder).train(indices, init_seed=0, order_seed=0, device=CPU)
@@ -100,16 +88,12 @@ def test_same_seeds_same_model_whatever_came_before(folder, protocol):
     task = make_task(folder, protocol=protocol)
     indices = np.arange(0, NUM_TRAIN, 2)
     first = task.train(indices, init_seed=1, order_seed=2, device=CPU)
-    kept = {name: value.clone() for name, value in first.state_dict().items()}
-    other_order = task.train(indices, init_seed=1, order_seed=3, device=CPU)
-    other_start = task.train(indices, init_seed=4, order_seed=2, device=CPU)
-    again = task.train(indices, init_seed=1, order_seed=2, device=CPU)
-    elsewhere = make_task(folder, protocol=protocol).train(indices, init_seed=1, order_seed=2, device=CPU)
-    assert same_weights(first, again)
-    assert same_weights(first, elsewhere)
-    assert not same_weights(first, other_order)
-    assert not same_weights(first, other_start)
-    assert all(torch.equal(value, kept[name]) for name, value in first.state_dict().items())  # it is its own copy
+    kept = copy.deepcopy(first)
+    for init_seed, order_seed in ((1, 3), (4, 2)):
+        assert not same_weights(first, task.train(indices, init_seed=init_seed, order_seed=order_seed, device=CPU))
+    for one in (task, make_task(folder, protocol=protocol)):
+        assert same_weights(first, one.train(indices, init_seed=1, order_seed=2, device=CPU))
+    assert same_weights(first, kept), "it is its own copy"
     assert not first.training
 
 
@@ -117,10 +101,8 @@ def test_training_never_looks_at_images_outside_the_subset(folder):
     """Labels of the images left out are spoiled; the retrained model must not notice."""
     for protocol in PROTOCOLS:
         task, spoiled = make_task(folder, protocol=protocol), make_task(folder, protocol=protocol)
-        indices = np.arange(80)
-        engine = spoiled._engine(CPU)
-        outside = torch.from_numpy(spoiled.train_indices[80:])
-        images = engine.data
+        indices, outside = np.arange(80), torch.from_numpy(spoiled.train_indices[80:])
+        images = spoiled._engine(CPU).data
         images.labels[outside] = (images.labels[outside] + 1) % 10
         images.images[outside] = 0
         expected = task.train(indices, init_seed=0, order_seed=0, device=CPU)
@@ -128,12 +110,8 @@ def test_training_never_looks_at_images_outside_the_subset(folder):
 
 
 def test_warmup_is_computed_once_a_seed(folder, monkeypatch):
-    task = make_task(folder)
-    runs = []
-    real = Engine.run
-    monkeypatch.setattr(
-        Engine, "run", lambda self, indices, *a, **k: runs.append(len(indices)) or real(self, indices, *a, **k)
-    )
+    task, runs, run = make_task(folder), [], Engine.run
+    monkeypatch.setattr(Engine, "run", lambda *given, **named: runs.append(len(given[1])) or run(*given, **named))
     for order_seed in range(3):
         task.train(np.arange(40), init_seed=5, order_seed=order_seed, device=CPU)
     assert runs == [50, 40, 40, 40]
@@ -165,10 +143,9 @@ def test_other_readings_of_the_papers_epoch(folder):
 
 def test_base_model_learns_and_is_the_same_under_both_protocols(folder):
     options = {"epochs": 5, "batch_size": 25, "learning_rate": 150.0, "widths": (8, 16, 16)}
-    tasks = [make_task(folder, protocol=protocol, **options) for protocol in PROTOCOLS]
-    model, other = (task.train_base(init_seed=0, order_seed=0, device=CPU) for task in tasks)
+    task, scratch = (make_task(folder, protocol=protocol, **options) for protocol in PROTOCOLS)
+    model, other = (one.train_base(init_seed=0, order_seed=0, device=CPU) for one in (task, scratch))
     assert same_weights(model, other)
-    task = tasks[0]
     right = task.logits(model, task.query_data, CPU).argmax(1) == task.query_data.targets
     assert right.float().mean() > 0.4  # chance is 0.1
 
@@ -182,8 +159,7 @@ def test_tiny_subsets_stay_finite(folder, protocol, size):
     assert task.losses(model, task.query_data, CPU).isfinite().all()
 
 
-def test_losses_are_plain_cross_entropy_in_eval_mode(task, monkeypatch):
-    model = task.train(np.arange(60), init_seed=0, order_seed=0, device=CPU)
+def test_losses_are_plain_cross_entropy_in_eval_mode(task, model, monkeypatch):
     monkeypatch.setattr(Cifar10, "losses_batch_size", 7)
     before = torch.backends.cudnn.deterministic
     losses = task.losses(model.train(), task.query_data, CPU)
@@ -199,37 +175,33 @@ def test_losses_are_plain_cross_entropy_in_eval_mode(task, monkeypatch):
 
 
 # ---- the engine ----
-
-
 def test_batches_are_few_equal_and_use_everything():
     assert batch_bounds(47, 1024) == [(0, 47)]
     assert [stop - start for start, stop in batch_bounds(2375, 1024)] == [791, 792, 792]
-    assert [stop - start for start, stop in batch_bounds(2048, 1024)] == [1024, 1024]
-    for n in (1, 1023, 1025, 47_500):
-        bounds = batch_bounds(n, 1024)
-        sizes = [stop - start for start, stop in bounds]
-        assert sum(sizes) == n
+    for n in (1, 1023, 1025, 2048, 47_500):
+        sizes = [stop - start for start, stop in batch_bounds(n, 1024)]
+        assert (sum(sizes), len(sizes)) == (n, -(-n // 1024))
         assert max(sizes) - min(sizes) <= 1
-        assert len(bounds) == -(-n // 1024)
 
 
-def test_schedules():
-    shares = triangle(100)
-    assert len(shares) == 100
-    assert shares[0] == pytest.approx(0.2)
+def test_schedules_and_decoupled_hyperparameters():
+    shares = resnet9_training.triangle(100)
     assert shares.argmax() == 23
-    assert shares.max() == 1
-    assert shares[-1] == pytest.approx(0.07 + 0.93 / 77)
     assert np.allclose(shares[:24], np.interp(np.arange(24), [0, 23], [0.2, 1]))
-    for num_steps in (1, 2, 8):
-        assert len(triangle(num_steps)) == num_steps
-        assert (triangle(num_steps) > 0).all()
-    assert np.allclose(linear_rise(4), [0.25, 0.5, 0.75, 1])
-    assert np.array_equal(constant(3), np.ones(3))
+    assert shares[-1] == pytest.approx(0.07 + 0.93 / 77)
+    for num_steps in (1, 2, 8, 100):
+        assert len(resnet9_training.triangle(num_steps)) == num_steps
+        assert (resnet9_training.triangle(num_steps) > 0).all()
+    assert np.allclose(resnet9_training.linear_rise(4), [0.25, 0.5, 0.75, 1])
+    assert np.array_equal(resnet9_training.constant(3), np.ones(3))
+    recipe = Recipe()
+    assert recipe.kilostep_scale == pytest.approx(1024 * (1 + 1 / 0.15))
+    assert recipe.step_size == pytest.approx(10 / recipe.kilostep_scale)
+    assert recipe.step_decay == pytest.approx(0.0153 * 1024 / recipe.kilostep_scale)
 
 
 def test_pixels_are_shifted_reflected_and_flipped():
-    table = pixel_table(5, 2)
+    table = resnet9_training.pixel_table(5, 2)
     assert table[:5].tolist() == [[2, 1, 0, 1, 2], [1, 0, 1, 2, 3], [0, 1, 2, 3, 4], [1, 2, 3, 4, 3], [2, 3, 4, 3, 2]]
     image = torch.arange(5.0)
     padded = F.pad(image.flip(0)[None, None], (2, 2), mode="reflect")[0, 0]
@@ -250,13 +222,6 @@ def test_plan_visits_everyone_once_an_epoch_and_alternates_flips():
     assert np.array_equal(flips[1], flips[3])
 
 
-def test_decoupled_hyperparameters():
-    recipe = Recipe()
-    assert recipe.kilostep_scale == pytest.approx(1024 * (1 + 1 / 0.15))
-    assert recipe.step_size == pytest.approx(10 / recipe.kilostep_scale)
-    assert recipe.step_decay == pytest.approx(0.0153 * 1024 / recipe.kilostep_scale)
-
-
 def test_steps_equal_torch_sgd(folder):
     """The engine against torch.optim.SGD with the same two groups, over several steps of changing rate."""
     task = make_task(folder, max_shift=0, flip=False, lookahead_from=0, protocol="scratch")
@@ -275,7 +240,7 @@ def test_steps_equal_torch_sgd(folder):
     rng = np.random.default_rng([cifar10._ORDER_STREAM, 4])
     plan = augmentation_plan(recipe, task.train_indices[indices], 2, rng)
     images, labels = normalised_images(task.cifar10.train_images), task.cifar10.train_labels
-    for step, share in enumerate(triangle(4)):
+    for step, share in enumerate(resnet9_training.triangle(4)):
         for group in optimizer.param_groups:
             group["lr"] = group["base"] * share
         start, stop = batch_bounds(100, 64)[step % 2]
@@ -289,8 +254,7 @@ def test_steps_equal_torch_sgd(folder):
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.03), (torch.float16, 0.03), (torch.float32, 0)])
-def test_lower_precision_keeps_the_head_and_agrees(task, dtype, tolerance):
-    model = task.train(np.arange(60), init_seed=0, order_seed=0, device=CPU)
+def test_lower_precision_keeps_the_head_and_agrees(task, model, dtype, tolerance):
     images = task.query_data.inputs
     with torch.no_grad():
         expected, found = model(images), logits_in(dtype, model, images.to(dtype))
@@ -314,9 +278,7 @@ def test_lookahead_ends_on_the_slow_weights_of_its_last_update(folder):
     assert same_weights(short, plain)
 
 
-def test_training_goes_on_where_capturing_fails(folder, monkeypatch, capsys):
-    expected = make_task(folder).train(np.arange(60), init_seed=0, order_seed=0, device=CPU)
-
+def test_training_goes_on_where_capturing_fails(folder, model, monkeypatch, capsys):
     def refuse(*_, **__):
         raise RuntimeError("capture refused\nand more")
 
@@ -326,14 +288,12 @@ def test_training_goes_on_where_capturing_fails(folder, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "graph", refuse)
     task = make_task(folder)
     task._engine(CPU).capturing = True
-    assert same_weights(task.train(np.arange(60), init_seed=0, order_seed=0, device=CPU), expected)
+    assert same_weights(task.train(np.arange(60), init_seed=0, order_seed=0, device=CPU), model)
     assert capsys.readouterr().err == "CUDA graphs are off, training goes on without: capture refused\n"
     assert not task._engine(CPU).capturing
 
 
 # ---- CUDA ----
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_captured_steps_equal_eager_ones(folder, protocol, monkeypatch):
@@ -342,9 +302,8 @@ def test_captured_steps_equal_eager_ones(folder, protocol, monkeypatch):
     captured = make_task(folder, protocol=protocol, epochs=4)
     eager = make_task(folder, protocol=protocol, epochs=4, capture=False)
     for size in (120, 120, 90):
-        models = [
-            task.train(np.arange(size), init_seed=0, order_seed=size, device=device) for task in (captured, eager)
-        ]
+        seeds = {"init_seed": 0, "order_seed": size, "device": device}
+        models = [task.train(np.arange(size), **seeds) for task in (captured, eager)]
         for (name, a), b in zip(models[0].state_dict().items(), models[1].state_dict().values(), strict=True):
             assert torch.allclose(a.float(), b.float(), atol=2e-2, rtol=2e-2), name
     assert captured._engine(device).graphs

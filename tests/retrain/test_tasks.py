@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,7 +12,6 @@ import torch
 from baselines.method import Retrained, available_methods, load_method
 from bench.cli import lds_main as main
 from retrain import subsets
-from retrain.errors import UsageError
 from retrain.jobs import Unit
 from retrain.store import Store
 from retrain.task import Task
@@ -43,33 +42,23 @@ def weights(model: torch.nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-def test_data_is_the_same_every_time(task: Task) -> None:
+def test_data_is_the_same_every_time_and_query_splits_are_disjoint_and_cover(task: Task) -> None:
     again = task_from(task_specification(task))
     assert again.train_data.fingerprint == task.train_data.fingerprint
     assert again.query_data.fingerprint == task.query_data.fingerprint
     assert again.config == task.config
-
-
-def test_query_splits_are_disjoint_and_cover(task: Task) -> None:
     tune, report = task.query_indices("tune"), task.query_indices("report")
-    assert len(tune) > 0
-    assert len(report) > 0
+    assert min(len(tune), len(report)) > 0
     assert sorted([*tune, *report]) == list(task.query_indices("all"))
 
 
-def test_models_depend_on_the_seed_alone(task: Task) -> None:
+def test_training_is_a_function_of_its_seeds_and_leaves_the_global_generator_alone(task: Task, model) -> None:
     torch.manual_seed(0)
-    one = weights(task.build_model(1))
+    start = weights(task.build_model(1))
     torch.manual_seed(99)
-    assert torch.equal(one, weights(task.build_model(1)))
-    assert torch.equal(one, weights(task.build_model(2))) == task.pretrained
-
-
-def test_training_is_a_function_of_its_seeds_and_leaves_the_global_generator_alone(
-    task: Task, model: torch.nn.Module
-) -> None:
-    torch.manual_seed(5)
     before = torch.get_rng_state()
+    assert torch.equal(start, weights(task.build_model(1)))
+    assert torch.equal(start, weights(task.build_model(2))) == task.pretrained
     one = weights(model)
     assert torch.equal(one, weights(trained(task)))
     assert torch.equal(before, torch.get_rng_state())
@@ -78,9 +67,7 @@ def test_training_is_a_function_of_its_seeds_and_leaves_the_global_generator_alo
     assert not torch.equal(one, weights(trained(task, count=19)))
 
 
-def test_losses_are_finite_even_of_one_example_and_do_not_depend_on_the_batch(
-    task: Task, model: torch.nn.Module
-) -> None:
+def test_losses_are_finite_even_of_one_example_and_do_not_depend_on_the_batch(task: Task, model) -> None:
     losses = task.losses(model, task.query_data, CPU)
     assert losses.shape == (len(task.query_data),)
     assert losses.dtype == torch.float32
@@ -181,21 +168,16 @@ def test_balanced_subsets_need_groups_and_lose_none_in_silence(tmp_path: Path) -
 
     digits = load_task("digits")
     assert len({unit.key for unit in units(digits)}) == 2
-    with pytest.raises(UsageError, match="tinylm has no groups"):
-        units(load_task("tinylm"))
-    with pytest.raises(UsageError, match=r"alpha 0\.004 keeps none of \d of 10 groups"):
-        units(digits, alpha=0.004)
+    refused_in_one_line(lambda: units(load_task("tinylm")), "tinylm has no groups")
+    refused_in_one_line(lambda: units(digits, alpha=0.004), "alpha 0.004 keeps none of ", " of 10 groups")
     store, (unit, _) = Store(tmp_path), units(load_task("digits", epochs=1))
     assert train_one(store, unit).record["num_kept"] == 120
 
 
-@pytest.mark.parametrize("alpha", [0, 1, 1.5, -0.1, float("nan")])
-def test_impossible_alphas_are_refused(alpha: float) -> None:
-    with pytest.raises(ValueError, match="expected a fraction"):
-        subsets.mask(0, 0, alpha, 10)
-
-
-def test_attributed_examples_are_nested_and_sorted() -> None:
+def test_attributed_examples_are_nested_and_sorted_and_impossible_alphas_refused() -> None:
+    for alpha in (0, 1, 1.5, -0.1, float("nan")):
+        with pytest.raises(ValueError, match="expected a fraction"):
+            subsets.mask(0, 0, alpha, 10)
     small, large = (subsets.attributed_indices(1, share, 1000) for share in (0.01, 0.1))
     assert len(small) == 10
     assert set(small) <= set(large)
@@ -204,16 +186,8 @@ def test_attributed_examples_are_nested_and_sorted() -> None:
 
 
 def test_a_base_model_that_diverged_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    class Diverged:
-        query_data = None
-
-        def train_base(self, **_: Any) -> torch.nn.Module:
-            return torch.nn.Linear(1, 1)
-
-        def losses(self, *_: Any) -> torch.Tensor:
-            return torch.tensor([1.0, math.nan])
-
-    monkeypatch.setattr("retrain.train.task_from", lambda _: Diverged())
+    diverged = Mock(losses=Mock(return_value=torch.tensor([1.0, math.nan])))
+    monkeypatch.setattr("retrain.train.task_from", lambda _: diverged)
     call, payload = "retrain.train:train_checkpoint", {"task": "", "device": "cpu"}
     unit = Unit("model", {"init_seed": 0, "order_seed": 0}, call, payload)
     with pytest.raises(FloatingPointError, match="the base model's loss on the queries is nan: its training diverged"):
@@ -221,8 +195,6 @@ def test_a_base_model_that_diverged_says_so(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 # ---- the GoogLeNet task on made-up images and weights: no download, and one clear line for whatever is missing ----
-
-
 def test_it_trains_its_last_layer(images: Path) -> None:
     task = load_task("googlenet", data_dir=str(images), model=str(images / "weights.pth"), size=64, epochs=40)
     assert len(task.train_data) == 30
@@ -236,30 +208,16 @@ def test_it_trains_its_last_layer(images: Path) -> None:
     assert "weights" in task.config
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"data_dir": ""}, "needs --data-dir with the folders train/<class> and val/<class>"),
-        ({"data_dir": "/nowhere"}, '"/nowhere/train" is no folder'),
-    ],
-)
-def test_missing_data_is_one_line(options: dict[str, str], text: str) -> None:
-    refused_in_one_line(lambda: load_task("googlenet", **options).train_data, text)
-
-
-def test_unusable_weights_are_one_line(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_data_and_unusable_weights_are_one_line(images: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     from torchvision.models import GoogLeNet_Weights
 
+    for folder, text in (("", "needs --data-dir with the folders"), ("/nowhere", '"/nowhere/train" is no folder')):
+        refused_in_one_line(lambda folder=folder: load_task("googlenet", data_dir=folder).train_data, text)
     (tmp_path / "text.pth").write_text("no weights")
     torch.save({"fc.weight": torch.zeros(2)}, tmp_path / "other.pth")
     for name in ("text.pth", "other.pth", "absent.pth"):
         task = load_task("googlenet", data_dir=str(images), model=str(tmp_path / name), size=64)
         refused_in_one_line(lambda task=task: task.build_model(0))
-
-    def offline(*arguments: object, **options: object) -> None:
-        raise OSError("no network")
 
     def announce(*arguments: object, **options: object) -> dict[str, torch.Tensor]:
         print("Downloading: ...")
@@ -269,36 +227,25 @@ def test_unusable_weights_are_one_line(
     assert load_task("googlenet", data_dir=str(images), size=64)._pretrained == {}  # type: ignore[attr-defined]
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "Downloading: ...\n"), "stdout is for --json"
-    monkeypatch.setattr(GoogLeNet_Weights, "get_state_dict", offline)
-    with pytest.raises(UsageError, match=r"cannot be downloaded \(no network\); give a file of them with --model"):
-        load_task("googlenet", data_dir=str(images), size=64).build_model(0)
+    monkeypatch.setattr(GoogLeNet_Weights, "get_state_dict", Mock(side_effect=OSError("no network")))
+    task = load_task("googlenet", data_dir=str(images), size=64)
+    refused_in_one_line(lambda: task.build_model(0), "(no network); give a file of them with --model")
 
 
 # ---- a task in a file of one's own ----
-
-
-@pytest.mark.parametrize(
-    ("task", "words"),
-    [
+def test_bad_names_and_broken_files_are_one_line(tmp_path: Path, refused: Callable[..., str]) -> None:
+    for number, text in enumerate(("x = 1 / 0\n", "def f(:\n", "x = 1\n")):
+        (tmp_path / f"broken_{number}.py").write_text(text)
+    for task, words in (
+        (f"{tmp_path}/broken_0.py", "ZeroDivisionError"),
+        (f"{tmp_path}/broken_1.py", "SyntaxError"),
+        (f"{tmp_path}/broken_2.py", "defines 0 Task"),
         ("no_such_file.py", "there is no such file"),
         ("../../evil:Cls", "names no task"),
         ("tests.helpers.planted:Nobody", "has no class Nobody"),
         ("tests.helpers.planted:RIDGE", "is not a retrain.task.Task"),
-    ],
-)
-def test_bad_names_are_one_line(task: str, words: str, tmp_path: Path, refused: Callable[..., str]) -> None:
-    assert words in refused(main, ["--task", task, "--alpha", "0.5", "--cache", str(tmp_path)])
-
-
-def test_a_broken_file_says_which_line(tmp_path: Path, refused: Callable[..., str]) -> None:
-    for text, words in (
-        ("x = 1 / 0\n", "ZeroDivisionError"),
-        ("def f(:\n", "SyntaxError"),
-        ("x = 1\n", "defines 0 Task"),
     ):
-        path = tmp_path / f"broken_{len(text)}.py"
-        path.write_text(text)
-        assert words in refused(main, ["--task", str(path), "--alpha", "0.5", "--cache", str(tmp_path / "cache")])
+        assert words in refused(main, ["--task", task, "--alpha", "0.5", "--cache", str(tmp_path / "cache")])
 
 
 def test_a_tables_own_network_is_in_its_key_by_its_weights(tmp_path: Path) -> None:
@@ -316,5 +263,5 @@ def test_a_tables_own_network_is_in_its_key_by_its_weights(tmp_path: Path) -> No
         assert float(task.build_model(0)[0].weight[0, 0]) == number
         keys.append(checkpoint_unit(task, 1, 0, "cpu").key)
     assert keys[0] != keys[1]
-    with pytest.raises(UsageError, match="no class Other"):
-        load_task("table", **options, network=f"{tmp_path}/own_net.py:Other").build_model(0)
+    other = load_task("table", **options, network=f"{tmp_path}/own_net.py:Other")
+    refused_in_one_line(lambda: other.build_model(0), "no class Other")

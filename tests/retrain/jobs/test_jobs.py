@@ -27,25 +27,24 @@ from tests.helpers.job_units import diary, unit, units, wait_for
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def numbers(store, count):
-    return [float(store.read("numbers", {"index": index}).arrays["number"][0]) for index in range(count)]
-
-
 @pytest.mark.parametrize("cluster", ["inline", "local"])
 def test_every_unit_is_done_once_and_found_again(store, log, cluster):
     seen = []
     work = units(12, diary=log)
-    report = run_units(
-        work, store, cluster=cluster, jobs=2, progress=lambda *counts: seen.append(counts), name="a test"
-    )
+    progress = lambda *counts: seen.append(counts)  # noqa: E731
+    report = run_units(work, store, cluster=cluster, jobs=2, progress=progress, name="a test")
     assert report.complete
     assert report.num_computed == 12
     assert report.done == [store.key("numbers", {"index": index}) for index in range(12)]
     assert seen == [(count, 12) for count in range(13)]
-    assert numbers(store, 12) == list(range(12))
+    for index in range(12):
+        assert store.read("numbers", {"index": index}).arrays["number"][0] == index
     assert set(diary(log).values()) == {1}
     # The same again: nothing is left to do. One more, and one twice: one is done.
     assert run_units(work, store, cluster=cluster).num_computed == 0
+    collected = run_units([*work, unit(12, diary=log)], store, cluster=cluster, collect=True)
+    assert (len(collected.done), len(collected.pending), collected.num_computed) == (12, 1, 0)
+    assert 12 not in diary(log)
     report = run_units([*work, unit(12, diary=log), unit(12, diary=log)], store, cluster=cluster)
     assert report.num_computed == 1
     assert len(report.done) == 13
@@ -56,11 +55,11 @@ def test_every_unit_is_done_once_and_found_again(store, log, cluster):
 @pytest.mark.parametrize("cluster", ["inline", "local"])
 def test_failures_are_reported_with_their_log_and_stop_nobody(store, log, cluster):
     work = [*units(3, diary=log), unit(3, "fail", diary=log), unit(4, "fail_first", diary=log)]
-    work += [unit(5, "forget", diary=log), Unit("numbers", {"index": 6}, "tests.helpers.job_units:no_such_function")]
+    work += [unit(5, "forget", diary=log), unit(6, "no_such_function"), unit(7, "leave")]
     report = run_units(work, store, cluster=cluster, jobs=2)
-    keys = [store.key("numbers", {"index": index}) for index in range(7)]
+    keys = [store.key("numbers", {"index": index}) for index in range(8)]
     assert report.done == [keys[0], keys[1], keys[2], keys[4]]
-    assert set(report.failed) == {keys[3], keys[5], keys[6]}
+    assert set(report.failed) == {keys[3], keys[5], keys[6], keys[7]}
     assert re.match(
         r"failed 3 times, the last time with ValueError: unit 3 cannot be done \(.*tests/helpers/job_units.py:\d+\)\n"
         r"    the traceback is in (.*)$",
@@ -71,6 +70,7 @@ def test_failures_are_reported_with_their_log_and_stop_nobody(store, log, cluste
     assert 'raise ValueError(f"unit {unit.config' in text
     assert "without writing" in report.failed[keys[5]]
     assert "no_such_function" in report.failed[keys[6]]
+    assert "its code called sys.exit(0)" in report.failed[keys[7]]
     assert not report.complete
     assert diary(log) == {0: 1, 1: 1, 2: 1, 3: 3, 4: 3, 5: 3}
     # A failure is never cached: the next run tries again.
@@ -103,10 +103,7 @@ def test_a_unit_that_takes_too_long_is_stopped_and_goes_on_where_it_saved_its_wo
     assert diary(log, "step") == {2: 2}
     (batch,) = JobBatch.all(store)
     events = [(e["event"], e["key"]) for e in batch.events(batch.describe()["run"]) if e["event"] != "done"]
-    assert sorted(events) == [
-        ("failed", store.key("numbers", {"index": 0})),
-        ("unfinished", store.key("numbers", {"index": 2})),
-    ]
+    assert sorted(events) == [("failed", work[0].key), ("unfinished", work[2].key)]
     assert unfinished_units(store) == []
 
 
@@ -121,17 +118,11 @@ def test_workers_have_their_share_of_cores_and_their_own_gpu(store, log, monkeyp
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(local, "cores", lambda: 6)
     work = [unit(index, "environment", device="auto", diary=log, num_workers=2) for index in range(4)]
-    run_units(work, store, cluster="local", jobs=2)
+    run_units(work, store, cluster="local")  # a worker a GPU is the default
     records = [store.read("numbers", {"index": index}).record for index in range(4)]
     assert {record["OMP_NUM_THREADS"] for record in records} == {"3"}
     assert {record["CUDA_VISIBLE_DEVICES"] for record in records} == {"4", "7"}
     assert len({(record["pid"], record["CUDA_VISIBLE_DEVICES"]) for record in records}) == 2
-    # A worker a GPU is the default.
-    more = {"device": "auto", "diary": f"{log}2", "num_workers": 2}
-    work = [unit(index, "environment", **more) for index in range(10, 14)]
-    run_units(work, store, cluster="local")
-    records = [store.read("numbers", {"index": index}).record for index in range(10, 14)]
-    assert {record["CUDA_VISIBLE_DEVICES"] for record in records} == {"4", "7"}
 
 
 def test_arguments_are_checked(store):
@@ -150,14 +141,6 @@ def test_arguments_are_checked(store):
 def test_a_usage_error_stops_everything_at_once(store, cluster):
     with pytest.raises(UsageError, match=r"^what was asked for cannot be$"):
         run_units([unit(0, "refuse"), *units(5, seconds=0.2)[1:]], store, cluster=cluster, jobs=1)
-
-
-def test_collect_starts_nothing(store, log):
-    run_units(units(2), store)
-    report = run_units(units(5, diary=log), store, cluster="local", collect=True)
-    assert len(report.done) == 2
-    assert len(report.pending) == 3
-    assert not Path(log).exists()
 
 
 def test_units_are_plain_data_and_another_configuration_is_another_unit(store):
@@ -292,8 +275,6 @@ def test_flags(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # ---- units that share one process: done in threads, each once, and the bill for them adds up ----
-
-
 def test_units_that_may_run_side_by_side_do(store, log):
     """Each of three waits for the other two: one at a time, the run would never end."""
     alone = units(2, diary=log)
@@ -304,12 +285,10 @@ def test_units_that_may_run_side_by_side_do(store, log):
     assert report.num_computed == 6
     assert diary(log) == dict.fromkeys(range(6), 1)
     assert run_units([*together, *alone], store).num_computed == 0
-
-
-def test_a_failure_beside_others_is_told_and_the_others_are_kept(store, log):
-    work = [unit(index, "mistake" if index == 3 else "work", diary=log, at_once=4) for index in range(8)]
-    assert list(run_units(work, store).failed) == [store.key("numbers", {"index": 3})]
-    assert diary(log, "end") == {index: 1 for index in range(8) if index != 3}
+    # A failure beside others is told, and the others are kept.
+    work = [unit(index, "mistake" if index == 13 else "work", diary=log, at_once=4) for index in range(10, 18)]
+    assert list(run_units(work, store).failed) == [store.key("numbers", {"index": 13})]
+    assert diary(log, "end") == {index: 1 for index in (*range(6), *range(10, 18)) if index != 13}
 
 
 def test_an_interrupt_lets_what_has_begun_finish(store, log):

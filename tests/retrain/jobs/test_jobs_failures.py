@@ -7,15 +7,7 @@ import pytest
 
 from retrain.jobs import JobError, Unit, run_units
 from retrain.jobs.tracker import RepeatedFailureError
-from tests.helpers.job_units import diary, unit, units
-
-ROOT = Path(__file__).resolve().parents[3]
-
-
-def line_of(text):
-    """Where something stands in the file of units."""
-    lines = (ROOT / "tests" / "helpers" / "job_units.py").read_text().splitlines()
-    return 1 + next(number for number, line in enumerate(lines) if text in line)
+from tests.helpers.job_units import diary, mistake, unit, units
 
 
 @pytest.mark.parametrize("cluster", ["inline", "local"])
@@ -23,7 +15,7 @@ def test_a_bug_stops_the_batch_with_one_message(store, log, cluster):
     with pytest.raises(RepeatedFailureError) as caught:
         run_units(units(100, "mistake", diary=log), store, cluster=cluster, jobs=2)
     message = str(caught.value)
-    place = f"tests/helpers/job_units.py:{line_of('return [][unit.config')}"
+    place = f"tests/helpers/job_units.py:{mistake.__code__.co_firstlineno + 3}"
     assert message.startswith("stopped, as the first 3 units failed alike and none was done: IndexError: list index")
     assert f"{place})" in message.splitlines()[0]
     path = re.search(r"the traceback is in (\S+)", message)[1]
@@ -64,9 +56,6 @@ def test_many_odd_units_stop_nobody_once_one_of_their_kind_is_done(store, log):
     assert len(run_units(units(9, "mistake")[6:], store, same_failures=0).failed) == 3
 
 
-# -- whose code -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "line", "said"),
     [("my_work", 'store.key("Not A Kind", {})', "StoreError: "), ("my_slip", "return (", "SyntaxError: ")],
@@ -80,11 +69,3 @@ def test_the_line_is_the_plugins_and_not_ours(store, tmp_path, monkeypatch, name
     (reason,) = report.failed.values()
     assert reason.splitlines()[0].startswith(said)
     assert f"({path}:2)" in reason.splitlines()[0]
-
-
-@pytest.mark.parametrize("cluster", ["inline", "local"])
-def test_a_unit_that_calls_sys_exit_has_failed_and_says_so(store, cluster):
-    report = run_units([unit(0, "leave"), unit(1)], store, cluster=cluster, jobs=1, max_attempts=1, same_failures=9)
-    (reason,) = report.failed.values()
-    assert "its code called sys.exit(0)" in reason
-    assert len(report.done) == 1

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 from msgspec import structs
@@ -49,7 +51,6 @@ def test_stale_leases_are_taken_over(store, monkeypatch):
     leases = Leases(store.root)
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    key = "b" * 20
     for stale, values in [
         (False, {}),
         (True, {"pid": dead.pid}),
@@ -60,19 +61,17 @@ def test_stale_leases_are_taken_over(store, monkeypatch):
         (False, {"host": "elsewhere", "age": 60}),
     ]:
         planted(leases, **values)
-        lease = leases.take("numbers", key)
+        lease = leases.take("numbers", KEY)
         assert (lease is not None) == stale, values
         if lease:
             assert lease.previous is not None
             lease.release()
     # A requeued Slurm job knows that its earlier self is gone; another job does not.
     planted(leases, host="elsewhere", job="7_1", restart=0)
-    assert leases.take("numbers", key) is None
-    monkeypatch.setenv("SLURM_JOB_ID", "9")
-    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
-    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    leases.take("numbers", key).release()
+    assert leases.take("numbers", KEY) is None
+    for name, value in (("JOB_ID", "9"), ("ARRAY_JOB_ID", "7"), ("ARRAY_TASK_ID", "1"), ("RESTART_COUNT", "1")):
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    leases.take("numbers", KEY).release()
 
 
 def test_leases_are_renewed_while_held(store, monkeypatch):
@@ -85,26 +84,22 @@ def test_leases_are_renewed_while_held(store, monkeypatch):
 
 def test_one_of_many_threads_takes_over(store):
     leases = Leases(store.root)
+    together = threading.Barrier(8)
 
-    def take(taken):
-        taken.append(leases.take("numbers", "b" * 20))
+    def take(_):
+        together.wait()
+        return leases.take("numbers", KEY)
 
     for _ in range(30):
         planted(leases, started=1)
-        taken = []
-        threads = [threading.Thread(target=take, args=(taken,)) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(8) as pool:
+            taken = list(pool.map(take, range(8)))
         (winner,) = [lease for lease in taken if lease]
         winner.release()
 
 
 def test_leases_without_hard_links(store, monkeypatch):
-    def refuse(*_):
-        raise PermissionError(errno.EPERM, "no hard links here")
-
+    refuse = Mock(side_effect=PermissionError(errno.EPERM, "no hard links here"))
     monkeypatch.setattr(leases_module.os, "link", refuse)
     test_a_lease_is_exclusive_until_released(store)
     test_stale_leases_are_taken_over(store, monkeypatch)
@@ -126,7 +121,6 @@ def test_what_killed_processes_left_is_cleaned(store):
 
 
 # -- what cannot be waited for ----------------------------------------------------------------------------------------
-
 
 HOSTILE = {
     "a folder": to_folder,

@@ -9,7 +9,6 @@ import threading
 import pytest
 
 from bench import cache as cache_command
-from retrain.errors import UsageError
 from retrain.jobs import JobError, run_units, slurm
 from retrain.jobs.unit import JobBatch
 from retrain.leases import Leases
@@ -17,6 +16,7 @@ from retrain.resume import ResumeState, unfinished_units
 from retrain.store import Store
 from tests.helpers import fake_slurm
 from tests.helpers.job_units import Background, diary, events, unit, units, wait_for
+from tests.helpers.problems import refused
 
 
 @pytest.fixture
@@ -61,12 +61,8 @@ def test_a_batch_with_every_mishap(store, log, tmp_path, caplog):
 
 
 def test_failures_are_counted_across_tasks(store, log):
-    work = [
-        *units(2, diary=log),
-        unit(2, "fail", diary=log),
-        unit(3, "die", diary=log),
-        unit(4, "fail_first", diary=log),
-    ]
+    work = units(2, diary=log)
+    work += [unit(2, "fail", diary=log), unit(3, "die", diary=log), unit(4, "fail_first", diary=log)]
     report = run_units(work, store, cluster="slurm", jobs=2, timeout_min=5)
     assert len(report.done) == 3
     fail, die = (report.failed[store.key("numbers", {"index": index})] for index in (2, 3))
@@ -192,9 +188,6 @@ def test_tasks_stop_at_a_bug_without_their_driver(store, task, log):
     assert event["error"] == "RepeatedFailureError"
 
 
-# -- what a task is told ----------------------------------------------------------------------------------------------
-
-
 def test_nothing_that_tasks_run_lies_in_the_cache_and_its_logs_are_pruned(store):
     assert run_units(units(2), store, cluster="slurm", jobs=1, timeout_min=5).complete
     wait_for(lambda: slurm.live_jobs() == {})
@@ -207,8 +200,6 @@ def test_nothing_that_tasks_run_lies_in_the_cache_and_its_logs_are_pruned(store)
 
 
 # -- drivers ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_driver_that_comes_back_joins_the_jobs_that_run(store, log):
     work = units(30, seconds=0.1, diary=log)
     background = Background(work, store, jobs=2, timeout_min=5)
@@ -224,33 +215,25 @@ def test_a_driver_that_comes_back_joins_the_jobs_that_run(store, log):
     assert report.pending == [store.key("numbers", {"index": 99})]
 
 
-def test_tasks_that_cannot_start_are_one_error(store):
-    with pytest.raises(JobError, match="no Slurm task starts"):
-        run_units(units(4), store, cluster="slurm", jobs=3, slurm={"setup": "echo broken; exit 1"})
-
-
-def test_what_slurm_refuses_is_one_line(store, monkeypatch):
+def test_what_slurm_refuses_and_tasks_that_cannot_start_are_one_line(store, monkeypatch):
     with pytest.raises(JobError, match="invalid partition") as caught:
         run_units(units(1), store, cluster="slurm", slurm={"partition": "nowhere"})
     assert str(caught.value).isprintable()
-    with pytest.raises(UsageError, match="--jobs"):
-        run_units(units(1), store, cluster="slurm", slurm={"array": "0-3"})
-    with pytest.raises(UsageError, match="what was asked for"):
-        run_units([unit(0, "refuse")], store, cluster="slurm", jobs=1)
+    with pytest.raises(JobError, match="no Slurm task starts"):
+        run_units(units(4), store, cluster="slurm", jobs=3, slurm={"setup": "echo broken; exit 1"})
+    refused(lambda: run_units(units(1), store, cluster="slurm", slurm={"array": "0-3"}), "--jobs")
+    refused(lambda: run_units([unit(0, "refuse")], store, cluster="slurm", jobs=1), "what was asked for")
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(JobError, match="Slurm is not here"):
         run_units(units(1), store, cluster="slurm")
 
 
-def test_options_reach_sbatch():
+def test_options_reach_sbatch_and_the_number_of_tasks_follows_from_the_seconds_of_the_first_units():
     options = {"partition": "gpu", "mem_per_cpu": "2G", "cpus_per_task": "4", "exclusive": "true", "nice": "5"}
     flags, setup = slurm.sbatch_options("tda", True, 30, options | {"tasks_per_node": 2, "setup": "module load cuda"})
     wanted = "--partition=gpu --mem-per-cpu=2G --cpus-per-task=4 --exclusive --nice=5 --ntasks-per-node=2"
     assert {*wanted.split(), "--time=30", "--gpus-per-node=1", "--requeue", "--signal=USR2@90"} <= set(flags)
     assert setup[-1] == "module load cuda"
-
-
-def test_the_number_of_tasks_follows_from_the_seconds_of_the_first_units():
     assert slurm.tasks_for(6000, []) == slurm.FIRST_TASKS
     assert slurm.tasks_for(6000, [1.0, 1.2, 0.9]) == 100
     assert slurm.tasks_for(10, [0.1]) == 1
@@ -265,7 +248,5 @@ def test_a_slurm_that_never_answers_is_not_waited_for(store, tmp_path, monkeypat
     (silent / "squeue").chmod(0o755)
     monkeypatch.setenv("PATH", f"{silent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(slurm, "FIRST_ANSWER_SECONDS", 0.5)
-    with pytest.raises(
-        JobError, match="Slurm does not answer, and nothing was submitted: squeue: error: no controller"
-    ):
+    with pytest.raises(JobError, match="nothing was submitted: squeue: error: no controller"):
         run_units(units(2), store, cluster="slurm")
