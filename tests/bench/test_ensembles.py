@@ -53,7 +53,7 @@ def test_a_row_for_each_number_of_models_and_each_model_scored_once(place: Path)
     assert len(list(alone.store.entries("scores"))) == 4, "the first model's scores are not made again"
 
     session = Session(asked(checkpoints=(1, 2, 3)), execution(place))
-    (one, _), (three, _) = (session.scorers(v, 1, 1.0)[0] for v in (session.variants[0], session.variants[2]))
+    (one, _), (three, _) = (session.scorers(variant, 1, 1.0)[0] for variant in session.variants[:3:2])
     plans = session.plans(1, 1.0)
     members = [member.predictions(plans)[0] for member in three.members]
     mean = three.predictions(plans)[0]
@@ -141,13 +141,10 @@ def test_a_planted_share_comes_back_from_reported_and_further_subsets(additive: 
     assert linear_ceiling_text([found])
 
 
-def test_further_subsets_make_it_sharper() -> None:
+def test_further_subsets_make_it_sharper_and_too_few_show_none() -> None:
     reported, further = truth(60, 1, "report", 0.5, 0.2), truth(400, 1, "learn", 0.5, 0.2)
     few, many = (linear_numbers(reported, more, np.arange(QUERIES)) for more in (None, further))
     assert many["linear_high"] - many["linear_low"] < 0.7 * (few["linear_high"] - few["linear_low"])
-
-
-def test_too_few_subsets_and_old_records_show_none() -> None:
     few = linear_numbers(truth(5, 1, "report", 0.5, 0.2), None, np.arange(QUERIES))
     assert few == dict.fromkeys(LINEAR)
     for numbers in (few, {}, {"linear_low": 0.3, "linear_high": 0.8}, {"linear_low": 0.0, "linear_high": 0.1}):
@@ -156,13 +153,11 @@ def test_too_few_subsets_and_old_records_show_none() -> None:
 
 
 KNOWN = {"linear_ceiling": 0.7, "linear_low": 0.62, "linear_high": 0.78, "linear_share": 0.5, "linear_subsets": 400}
-
 ENDS = {"ci_low": 0.6, "ci_high": 0.8}  # of the noise ceiling
 
 
-@pytest.mark.parametrize(
-    ("differs", "shown"),
-    [
+def test_an_end_that_is_cut_and_a_ceiling_above_the_noise_ceiling_are_not_shown() -> None:
+    for differs, shown in (
         ({}, True),
         ({"reliability": 0.6}, True),
         ({"reliability": None}, True),  # without replicates no noise ceiling is known
@@ -170,26 +165,19 @@ ENDS = {"ci_low": 0.6, "ci_high": 0.8}  # of the noise ceiling
         ({"linear_ceiling": 0.96, "linear_low": 0.92, "linear_high": 1.0}, False),  # of which the upper end is cut
         ({"linear_ceiling": 0.96, "linear_low": 0.92, "linear_high": 0.99}, True),
         ({"linear_ceiling": 1.0, "linear_low": 1.0, "linear_high": 1.0}, False),
-    ],
-)
-def test_an_end_that_is_cut_and_a_ceiling_above_the_noise_ceiling_are_not_shown(
-    differs: dict[str, float], shown: bool
-) -> None:
-    numbers = {**KNOWN, **differs}
-    assert is_known(numbers) is (shown or "reliability" in differs)
-    assert math.isfinite(linear_ceiling_of([numbers])) is shown
-    assert bool(linear_ceiling_text([numbers])) is shown
+    ):
+        numbers = {**KNOWN, **differs}
+        assert is_known(numbers) is (shown or "reliability" in differs)
+        assert math.isfinite(linear_ceiling_of([numbers])) is shown
+        assert bool(linear_ceiling_text([numbers])) is shown
 
 
-def test_one_seeds_linear_ceiling_may_be_above_its_noise_ceiling_if_that_of_all_is_not() -> None:
+def test_ceilings_of_all_seeds_count_and_nothing_is_divided_by_one_that_touches_0_or_is_unknown() -> None:
     measured = ((0.5, 0.45), (0.4, 0.6))
     chance = [{**KNOWN, **ENDS, "linear_share": share, "reliability": one} for share, one in measured]
     assert math.isnan(linear_ceiling_of(chance[:1]))
     assert linear_ceiling_of(chance) == pytest.approx(best_spearman(0.45))
     assert math.isnan(linear_ceiling_of([{**one, "ci_low": 0.0} for one in chance]))  # there may be noise alone
-
-
-def test_nothing_is_divided_by_a_noise_ceiling_that_touches_0_or_is_unknown() -> None:
     known: dict[str, Any] = {"ceiling": 0.7, "reliability": 0.49, **ENDS}
     assert divisor([known]) == pytest.approx(0.7)
     assert "touches" not in ceiling_text([known])

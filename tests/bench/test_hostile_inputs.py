@@ -18,10 +18,9 @@ from bench.records import load_results, write_recorded
 from bench.truth.folder import write_truth
 from retrain.safe_files import write_safetensors
 from tests.helpers.browser import Browser, needs_browser
-from tests.helpers.synthetic_results import write_budget, write_examples, write_run, write_scaling
+from tests.helpers.synthetic_results import edited, write_budget, write_examples, write_run, write_scaling
 
 
-# ---- ground truths ----
 @pytest.fixture
 def truth(tmp_path: Path) -> Path:
     generator = np.random.default_rng(0)
@@ -40,8 +39,8 @@ def rewritten(folder: Path, **changed: Any) -> None:
 
 
 def edit(folder: Path, **fields: Any) -> None:
-    path = folder / "truth.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    with edited(folder / "truth.json") as record:
+        record |= fields
 
 
 def other(path: Path, make: Callable[[Path], Any]) -> None:
@@ -54,16 +53,12 @@ def huge(path: Path) -> None:
         file.truncate(2**42)
 
 
-def recorded(folder: Path, arrays: dict[str, np.ndarray] | None = None, **fields: Any) -> None:
-    """Predictions beside the ground truth, sound but for these fields or arrays."""
+def recorded(folder: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Predictions beside the ground truth, sound but for these arrays."""
     truth_sha256 = json.loads((folder / "truth.json").read_text())["arrays_sha256"]
     write_recorded(folder, {}, {"methods": [], "rows": []}, truth_sha256)
-    path = folder / "recorded.json"
-    content = {**json.loads(path.read_text()), **fields}
-    if arrays is not None:
-        with (folder / "recorded.safetensors").open("wb") as file:
-            content["arrays_sha256"] = write_safetensors(file, arrays)
-    path.write_text(json.dumps(content))
+    with edited(folder / "recorded.json") as content, (folder / "recorded.safetensors").open("wb") as file:
+        content["arrays_sha256"] = write_safetensors(file, arrays)
 
 
 TRUTHS: dict[str, Callable[[Path], Any]] = {
@@ -84,9 +79,7 @@ TRUTHS: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("name", TRUTHS)
-def test_a_hostile_ground_truth_is_one_line(
-    truth: Path, name: str, refused: Callable[..., str], tmp_path: Path
-) -> None:
+def test_a_hostile_ground_truth_is_one_line(truth: Path, name: str, refused: Any, tmp_path: Path) -> None:
     TRUTHS[name](truth)
     words = ["--ground-truth", str(truth), "--scores", str(tmp_path / "scores.npy"), "--out", str(tmp_path / "runs")]
     line = refused(main, words)
@@ -95,16 +88,13 @@ def test_a_hostile_ground_truth_is_one_line(
     assert not list((tmp_path / "runs").rglob("*.json"))
 
 
-# ---- words ----
-LONG = "9" * 400
-
 WORDS: dict[str, list[str]] = {
     "a method outside": ["--methods", "../../evil:Cls"],
     "a method that is a file": ["--methods", "/etc/passwd"],
     "a method with a line break": ["--methods", "bif\nlds: all is well"],
     "a method with half a character": ["--methods", "\udcff"],
     "a label that is markup": ["--methods", "<img src=x>=random"],
-    "an option of 400 digits": ["--methods", f"bif@draws={LONG}"],
+    "an option of 400 digits": ["--methods", f"bif@draws={'9' * 400}"],
     "a task outside": ["--task", "../../evil:Cls"],
     "a protocol outside": ["--protocol", "a/../.."],
     "an experiment that is a pipe": ["--experiment", "PIPE"],
@@ -115,9 +105,7 @@ WORDS: dict[str, list[str]] = {
 
 
 @pytest.mark.parametrize("name", WORDS)
-def test_hostile_words_are_one_line(
-    name: str, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hostile_words_are_one_line(name: str, refused: Callable[..., str], tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "deep" / "er").mkdir(parents=True)
     (tmp_path / "evil.py").write_text("open('executed', 'w')\n")
@@ -131,33 +119,27 @@ def test_hostile_words_are_one_line(
     assert not list(tmp_path.rglob("executed"))
 
 
-# ---- experiments and tuned settings ----
+def methods_of(method: dict[str, Any]) -> dict[str, Any]:
+    return {"experiment": {"task": "digits"}, "config": {"methods": [method]}}
+
+
 TOML: dict[str, str] = {
     "methods of tables": "methods = [{a = 1}]",
     "a date": "queries = 2026-01-01",
     "a number that is none": "options = {random = {seed = nan}}",
     "no TOML": "a = [",
 }
-
 RECORDS: dict[str, Any] = {
     "a list": [],
     "no experiment": {},
-    "a method without a label": {"experiment": {"task": "digits"}, "config": {"methods": [{"asked": "random"}]}},
-    "a method of lists": {
-        "experiment": {"task": "digits"},
-        "config": {"methods": [{"asked": ["random"], "label": {}, "rows": 3}]},
-    },
+    "a method without a label": methods_of({"asked": "random"}),
+    "a method of lists": methods_of({"asked": ["random"], "label": {}, "rows": 3}),
 }
-
-FORMAT = {"format": "tda-bench tuned settings 1"}
-
+FORMAT, LIST = {"format": "tda-bench tuned settings 1"}, {"options": {"damping": [1]}}
 TUNED: dict[str, Any] = {
     "a list": [],
     "no methods": FORMAT,
-    "an option of a list": {
-        **FORMAT,
-        "methods": {"ekfac": {"raw": {"options": {"damping": [1]}}, "normalised": {"options": {"damping": [1]}}}},
-    },
+    "an option of a list": {**FORMAT, "methods": {"ekfac": {"raw": LIST, "normalised": LIST}}},
 }
 
 
@@ -178,21 +160,14 @@ def test_hostile_tuned_settings_are_one_line(
     refused(main, ["--task", "digits", "--methods", "ekfac", "--cache", str(tmp_path / "cache"), "--dry-run"])
 
 
-# ---- files that somebody else wrote: each is refused in one line or shown as text, and nothing of it ever runs ----
-
-
 RUNS = "window.hacked = (window.hacked || 0) + 1"
-
 IMAGE = f"<img src=x onerror='{RUNS}'>"
-
 SCRIPT = f"</script><script>{RUNS}</script>"
-
 TEXTS = [
     IMAGE, SCRIPT, "$\\frac{", f"<svg onload='{RUNS}'>", f"javascript:{RUNS}", f'" onmouseover="{RUNS}',
     f"<!--<script>{RUNS}", "{{DATA}}%DATA%${x}", "]]>", "__proto__", "constructor", "../../../etc/passwd",
     "=HYPERLINK(1)",
 ]  # fmt: skip
-
 ONE: dict[str, Any] = {"shares": (0.1,), "alphas": (0.1,), "seeds": (1,), "methods": ("bif", "ekfac")}
 TWO = ONE | {"alphas": (0.1, 0.5)}  # a curve is drawn of two
 
@@ -201,39 +176,30 @@ def draw(words: Sequence[str]) -> int:
     return publish(["figures", *words])
 
 
-def tree(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
-
-
 # ---- records that are refused ----
-def changed(**fields: Any) -> Callable[[dict[str, Any]], Any]:
-    return lambda record: record | fields
-
-
-def in_rows(**fields: Any) -> Callable[[dict[str, Any]], Any]:
-    return lambda record: record | {"rows": [row | fields for row in record["rows"]]}
-
-
-REFUSED: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "run id is markup": changed(run_id=IMAGE),
-    "run id is a path": changed(run_id="../../evil"),
-    "device has a line break": changed(device="GPU\nlds: all is well"),
-    "device turns the writing round": changed(device="GPU \u202e0.9"),
-    "device is long": changed(device="x" * 10_000),
-    "description has a lone surrogate": changed(description="\ud800"),
-    "a row has a value too many": changed(rows={"same": {}, "columns": ["lds"], "values": [[0.1], [0.1, 0.2]]}),
-    "columns have no names": changed(rows={"same": {}, "columns": [1], "values": []}),
-    "rows are missing": lambda record: {k: v for k, v in record.items() if k != "rows"},
-    "LDS above 1": in_rows(lds=5.0),
-    "subsets have 400 digits": in_rows(num_subsets=10**399),
+REFUSED: dict[str, dict[str, Any]] = {
+    "run id is markup": {"run_id": IMAGE},
+    "run id is a path": {"run_id": "../../evil"},
+    "device has a line break": {"device": "GPU\nlds: all is well"},
+    "device turns the writing round": {"device": "GPU \u202e0.9"},
+    "device is long": {"device": "x" * 10_000},
+    "description has a lone surrogate": {"description": "\ud800"},
+    "a row has a value too many": {"rows": {"same": {}, "columns": ["lds"], "values": [[0.1], [0.1, 0.2]]}},
+    "columns have no names": {"rows": {"same": {}, "columns": [1], "values": []}},
+    "rows are missing": {"rows": None},
 }
+IN_ROWS: dict[str, dict[str, Any]] = {"LDS above 1": {"lds": 5.0}, "subsets have 400 digits": {"num_subsets": 10**399}}
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", [*REFUSED, *IN_ROWS])
 def test_a_record_that_is_none_is_one_line(tmp_path: Path, name: str) -> None:
     write_run(tmp_path, run_id="sound0000000", **ONE)
-    place = write_run(tmp_path, run_id="evil00000000", **ONE) / "run.json"
-    place.write_text(json.dumps(REFUSED[name](json.loads(place.read_text()))))
+    with edited(write_run(tmp_path, run_id="evil00000000", **ONE) / "run.json") as record:
+        for row in record["rows"]:
+            row.update(IN_ROWS.get(name, {}))
+        record.update(REFUSED.get(name, {}))
+        if record["rows"] is None:
+            del record["rows"]
     results = load_results(tmp_path)
     (problem,) = results.problems
     assert "evil00000000/run.json" in problem
@@ -276,16 +242,14 @@ def test_no_name_of_a_record_becomes_a_path(tmp_path: Path) -> None:
     for number, text in enumerate(["a/../..", "../../../../evil", "/tmp/evil", "CON", ".", "x" * 150]):
         write_run(folder, run_id=f"run{number}", task=text, protocols=(text,), device=text, **ONE)
     write_budget(folder / "budget", task="../..", protocol="a/../..", device="../../evil")
-    before = tree(tmp_path)
+    before = set(tmp_path.rglob("*"))
     draw(["--results", str(folder), "--only", "lds", "budget"])
-    made = tree(tmp_path) - before
+    made = [str(path.relative_to(folder)) for path in set(tmp_path.rglob("*")) - before]
     assert made
-    assert all(re.fullmatch(r"a/results/figures(/[a-z0-9-]+\.(png|json))?", path) for path in made)
+    assert all(re.fullmatch(r"figures(/[a-z0-9-]+\.(png|json))?", path) for path in made)
 
 
-# ---- indices of figures ----
 ENTRY: dict[str, Any] = {"kind": "lds", "title": "t", "caption": "c", "runs": [], "files": ["x.svg"], "facts": {}}
-
 INDICES = {
     "file outside": {"a": ENTRY | {"files": ["../../x.svg"]}},
     "run that is markup": {"a": ENTRY | {"runs": [IMAGE]}},
@@ -293,16 +257,15 @@ INDICES = {
 }
 
 
-@pytest.mark.parametrize("name", INDICES)
-def test_an_index_that_is_none_is_one_line(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_index_that_is_none_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "figures").mkdir()
-    (tmp_path / "figures" / "figures.json").write_text(json.dumps(INDICES[name]))
-    assert publish(["report", "--results", str(tmp_path)]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "figures.json" in line
+    for index in INDICES.values():
+        (tmp_path / "figures" / "figures.json").write_text(json.dumps(index))
+        assert publish(["report", "--results", str(tmp_path)]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "figures.json" in line
 
 
-# ---- pages ----
 def test_markdown_is_words(tmp_path: Path) -> None:
     text = "\n".join(
         ["# Title", IMAGE, f"[a](javascript:{RUNS.replace(' ', '')})", f"[b](data:text/html,{IMAGE.replace(' ', '')})",
@@ -317,46 +280,36 @@ def test_markdown_is_words(tmp_path: Path) -> None:
     assert "<strong>bold</strong> and <em>thin</em>" in page_text
 
 
-# ---- in a browser ----
 def write_hostile(folder: Path) -> None:
     """Everything that is readable, and as nasty as readable files can be."""
     write_examples(folder / "examples", description=IMAGE, scores=SCRIPT)
     for path in (folder / "examples").rglob("examples.json"):
-        content = json.loads(path.read_text())
-        for pair in content.get("pairs", []):
-            pair |= {"query_tokens": [IMAGE, SCRIPT, "\u2028"], "train_tokens": ["<!--", "{{DATA}}"]}
-        for query in content.get("queries", []):
-            query["label"] = IMAGE
-        path.write_text(json.dumps(content))
+        with edited(path) as content:
+            for pair in content.get("pairs", []):
+                pair |= {"query_tokens": [IMAGE, SCRIPT, "\u2028"], "train_tokens": ["<!--", "{{DATA}}"]}
+            for query in content.get("queries", []):
+                query["label"] = IMAGE
     for number, text in enumerate(TEXTS):
         if number == 3:  # every picture takes seconds: of the first three texts, markup and a formula among them
             assert draw(["--results", str(folder), "--only", "lds", "examples", "tokens"]) == 0
-        settings = {"task_settings": {text: text}, "options": {"bif": {text: text}}}
-        write_run(
-            folder / f"r{number}", run_id=f"run{number}", task=text, protocols=(text,), device=text, **settings, **TWO
-        )
-        place = folder / f"r{number}" / f"run{number}" / "run.json"
-        record = json.loads(place.read_text())
-        record |= {
-            "description": text, "command": text, "finished": text[:40], "versions": {text: text}, "problems": [text],
-        }  # fmt: skip
-        for row in record["rows"]:
-            row |= {"label": f"{row['method']}@{text}", "settings": text}
-        for method in record["config"]["methods"]:
-            method["label"] = f"{method['name']}@{text}"
-        for pair in record["pairs"]:
-            pair |= {"label": f"{pair['method']}@{text}", "against": f"{pair['against']}@{text}"}
-        place.write_text(json.dumps(record))
+        known = {"task": text, "protocols": (text,), "device": text, "task_settings": {text: text}, **TWO}
+        place = write_run(folder / f"r{number}", run_id=f"run{number}", options={"bif": {text: text}}, **known)
+        with edited(place / "run.json") as record:
+            record |= {"description": text, "command": text, "finished": text[:40]}
+            record |= {"versions": {text: text}, "problems": [text]}
+            for row in record["rows"]:
+                row |= {"label": f"{row['method']}@{text}", "settings": text}
+            for method in record["config"]["methods"]:
+                method["label"] = f"{method['name']}@{text}"
+            for pair in record["pairs"]:
+                pair |= {"label": f"{pair['method']}@{text}", "against": f"{pair['against']}@{text}"}
     write_scaling(folder / "scaling", devices=(IMAGE,))
-    (folder / "javascript:alert(1)").mkdir()
     write_run(folder / "javascript:alert(1)", run_id="odd-folder", **TWO)
     (folder / "reproduction.md").write_text("\n\n".join(TEXTS))
-    figures = folder / "figures"
-    index = json.loads((figures / "figures.json").read_text())
-    (figures / "evil.png").write_bytes(f"<svg onload='{RUNS}'>".encode())
+    (folder / "figures" / "evil.png").write_bytes(f"<svg onload='{RUNS}'>".encode())
     facts = {"task": [IMAGE], "method": [SCRIPT]}
-    index[f"evil {IMAGE}"] = ENTRY | {"files": ["evil.png"], "caption": IMAGE, "title": SCRIPT, "facts": facts}
-    (figures / "figures.json").write_text(json.dumps(index))
+    with edited(folder / "figures" / "figures.json") as index:
+        index[f"evil {IMAGE}"] = ENTRY | {"files": ["evil.png"], "caption": IMAGE, "title": SCRIPT, "facts": facts}
 
 
 @pytest.fixture(scope="module")
@@ -396,16 +349,13 @@ def test_nothing_of_a_hostile_folder_runs_in_the_report(browser: Browser, tmp_pa
     assert seen == {"hacked": 0, "bad": [], "scripts": [""], "title": "tda-bench: results"}
     assert browser.console() == []
     # What would run if it were part of the page is stopped by the page's own policy.
-    browser.run(
-        """window.stopped = [];
+    insert = """window.stopped = [];
         document.addEventListener("securitypolicyviolation", (event) => stopped.push(event.effectiveDirective));
         const element = document.createElement("script");
         element.textContent = arguments[0];
         document.body.append(element);
-        document.body.insertAdjacentHTML("beforeend", arguments[1]);""",
-        RUNS,
-        IMAGE,
-    )
+        document.body.insertAdjacentHTML("beforeend", arguments[1]);"""
+    browser.run(insert, RUNS, IMAGE)
     browser.wait("return stopped.includes('script-src-elem') && stopped.includes('script-src-attr')")
     assert browser.run("return window.hacked ?? 0") == 0
     browser.console()

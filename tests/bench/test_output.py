@@ -16,10 +16,8 @@ from retrain.outputs import OUTPUTS, output_of, output_slope
 from tests.helpers.problems import problem_of
 from tests.helpers.problems import run as answer
 
-LOGISTIC = "retrain.logistic:LogisticDigits"
 
-
-def test_outputs_are_those_of_the_probability_and_slopes_their_derivatives() -> None:
+def test_outputs_and_slopes_are_those_of_the_probability_and_need_one_label(tmp_path: Path) -> None:
     p = torch.tensor([0.999, 0.6, 0.1, 1e-6], dtype=torch.float64)
     losses = (-p.log()).requires_grad_()
     torch.testing.assert_close(output_of(losses, "margin"), -(p / (1 - p)).log())
@@ -29,14 +27,16 @@ def test_outputs_are_those_of_the_probability_and_slopes_their_derivatives() -> 
         torch.testing.assert_close(output_slope(losses.detach(), output), slopes)
     extreme = torch.tensor([0.0, 200.0])
     assert all(torch.isfinite(output_of(extreme, output)).all() for output in OUTPUTS)
+    with pytest.raises(UsageError, match="one label"):
+        run(Experiment(task="tinylm", output="margin"), Execution(cache=str(tmp_path)))
+    with pytest.raises(UsageError, match="available: loss, margin, probability"):
+        Experiment(output="logit")
 
 
 def test_ranks_of_single_retrains_do_not_depend_on_the_output(tmp_path: Path) -> None:
     """An increasing function of the loss changes no rank across subsets; what is averaged or taken out, it does."""
-    asked = Experiment(
-        task=LOGISTIC, task_options={"num_train": 60, "num_queries": 40}, methods=("gradsim", "random"), subsets=12,
-        alpha=(0.5,), replicates=1,
-    )  # fmt: skip
+    plan = {"subsets": 12, "alpha": (0.5,), "replicates": 1, "task_options": {"num_train": 60, "num_queries": 40}}
+    asked = Experiment(task="retrain.logistic:LogisticDigits", methods=("gradsim", "random"), **plan)
     execution = Execution(cache=str(tmp_path), progress=False)
     frames = {output: run(replace(asked, output=output), execution) for output in OUTPUTS}
     lds = {name: result.frame().set_index(["label", "normalised"]) for name, result in frames.items()}
@@ -59,10 +59,3 @@ def test_a_covariance_with_the_output_is_the_slope_times_that_with_the_loss(tmp_
         by_loss, by_margin = (answer(method, replace(problem, output=output)).scores for output in ("loss", "margin"))
         error = (by_margin - slopes * by_loss).norm() / by_margin.norm()
         assert (error < 0.02) == close
-
-
-def test_what_has_no_single_label_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="one label"):
-        run(Experiment(task="tinylm", output="margin"), Execution(cache=str(tmp_path)))
-    with pytest.raises(UsageError, match="available: loss, margin, probability"):
-        Experiment(output="logit")

@@ -82,10 +82,8 @@ def test_columns_are_put_in_the_order_of_the_training_frame_and_bf16_is_taken(da
 
 
 def test_the_most_helpful_come_first_with_their_labels_and_features(data: SimpleNamespace, tmp_path: Path) -> None:
-    frame = pd.DataFrame(data.x, columns=["a", "b"])
-    task = OwnModel(data.model, (frame, data.y), (data.new_x, data.new_y), class_names=CLASSES)
-    found, other = scores("gradsim", task), scores("repsim", task)
-    shown = found.top(3, [4], beside=[other])
+    task = own(data, train=(framed(data.x), data.y), class_names=CLASSES)
+    shown = scores("gradsim", task).top(3, [4], beside=[scores("repsim", task)])
     expected = expected_scores(data)[4]
     sides = dict(list(shown.frame().query("method == 'gradsim'").groupby("side")))
     helpful = sides["helpful"]
@@ -96,12 +94,10 @@ def test_the_most_helpful_come_first_with_their_labels_and_features(data: Simple
     table, page = shown.save(tmp_path)
     assert len(pd.read_csv(table)) == 12
     assert "<script>" not in page.read_text().split("</table>")[0]
-    assert str(shown).count("\n") > 8
+    assert str(shown)
 
 
-def test_a_table_and_its_checkpoint_are_enough_for_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_and_its_checkpoint_are_enough_for_the_command(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
     train, queries = table_file(tmp_path / "train.csv"), table_file(tmp_path / "queries.csv", 12)
     with torch.random.fork_rng(devices=[]):
@@ -147,8 +143,7 @@ class Answers(Method):
 def test_a_bare_tensor_or_array_is_an_answer() -> None:
     for answer in (np.ones((2, 3), dtype=np.float16), torch.ones(2, 3, dtype=torch.int32), torch.ones(2, 3).bfloat16()):
         made = checked_answer(answer, Answers(), 2, 3)
-        assert made.scores.dtype == torch.float32
-        assert made.scores.tolist() == [[1.0] * 3] * 2
+        torch.testing.assert_close(made.scores, torch.ones(2, 3))
     wanted = torch.ones(2, 3, requires_grad=True)
     assert not checked_answer(Attribution(scores=wanted, train_scale=np.ones(3)), Answers(), 2, 3).scores.requires_grad
 
@@ -165,10 +160,6 @@ def broken(**changed: Any) -> Callable[[SimpleNamespace, Path], Any]:
 
 def answered(answer: Any) -> Callable[[SimpleNamespace, Path], Any]:
     return lambda data, folder: checked_answer(answer, Answers(), 2, 3)
-
-
-def words_of(data: SimpleNamespace) -> pd.DataFrame:
-    return pd.DataFrame({"a": data.x[:, 0], "colour": ["red"] * len(data.x)})
 
 
 def framed(inputs: np.ndarray) -> pd.DataFrame:
@@ -191,11 +182,10 @@ def weights_file(data: SimpleNamespace, folder: Path) -> str:
 MISTAKES: dict[str, Callable[[SimpleNamespace, Path], Any]] = {
     "scores are transposed": answered(torch.ones(3, 2)),
     "scores are complex": answered(torch.ones(2, 3, dtype=torch.complex64)),
-    "nothing is returned": answered(None),
     "a list is returned": answered([[1.0, 2.0, 3.0]] * 2),
     "a scale for every score": answered(Attribution(scores=torch.ones(2, 3), train_scale=torch.ones(2, 3))),
     "a negative scale": answered(Attribution(scores=torch.ones(2, 3), train_scale=-torch.ones(3))),
-    "a column of words": broken(train=lambda d: (words_of(d), d.y)),
+    "a column of words": broken(train=lambda d: (framed(d.x).assign(colour="red"), d.y)),
     "labels that are words": broken(queries=lambda d: (d.new_x, ["low"] * len(d.new_x))),
     "a missing value": broken(train=lambda d: (np.where(d.x > 1, np.nan, d.x), d.y)),
     "fewer labels than inputs": broken(queries=lambda d: (d.new_x, d.new_y[:3])),

@@ -76,22 +76,16 @@ def test_other_subsets_or_replicates_are_another_truth_of_the_same_ground(tmp_pa
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("seeds", [(1,), (1, 2)])
-def test_of_two_runs_with_the_same_seeds_the_one_with_more_replicates_is_shown(tmp_path: Path, seeds) -> None:
-    write_run(tmp_path, run_id="twice0000000", seeds=(1,), **DIGITS)
-    change_record(write_run(tmp_path, run_id="once00000000", seeds=seeds, **DIGITS), UNREPLICATED)
-    results = load_results(tmp_path)
-    # Without its first seed, the mean of the other run would be of other seeds than it says.
-    assert ("once00000000" in set(results.rows["run_id"])) == (len(seeds) == 2)
-    assert any("elsewhere with more replicates" in words for words in results.left_out) == (len(seeds) == 1)
-
-
-def test_a_truth_goes_whole_or_not_at_all(tmp_path: Path) -> None:
-    write_run(tmp_path, run_id="twice0000000", methods=("ekfac",), **DIGITS, seeds=(1,))
-    once = write_run(tmp_path, run_id="once00000000", methods=("ekfac", "gradsim"), **DIGITS, seeds=(1,))
-    change_record(once, UNREPLICATED)
-    rows = load_results(tmp_path).rows
-    assert set(rows[rows["run_id"] == "once00000000"]["method"]) == {"ekfac", "gradsim"}
+def test_of_two_runs_with_the_same_seeds_the_one_with_more_replicates_is_shown(tmp_path: Path) -> None:
+    both, more = METHODS, (*METHODS, "kfac")
+    # Without its first seed, a mean would be of other seeds than it says; and a truth goes whole or not at all.
+    for seeds, methods, shown in (((1,), both, set()), ((1, 2), both, set(both)), ((1,), more, set(more))):
+        folder = tmp_path / f"{len(seeds)} {len(methods)}"
+        write_run(folder, run_id="twice0000000", seeds=(1,), **DIGITS)
+        change_record(write_run(folder, run_id="once00000000", seeds=seeds, methods=methods, **DIGITS), UNREPLICATED)
+        results = load_results(folder)
+        assert set(results.rows.query("run_id == 'once00000000'")["method"]) == shown
+        assert any("elsewhere with more replicates" in words for words in results.left_out) == (not shown)
 
 
 def test_other_settings_are_another_series_and_say_so(tmp_path: Path) -> None:

@@ -12,26 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import bench.regress as command
-from bench.regress import (
-    BASELINE_FORMAT,
-    COST_REPEATS,
-    PACKAGED,
-    MethodBaseline,
-    Sample,
-    Timing,
-    agreement,
-    judge_cost,
-    judge_scores,
-    main,
-    mean_lds,
-    noise_level,
-    read_method_baseline,
-    standardised,
-    suspicious,
-    tolerance,
-    usual_cost,
-)
+import bench.regress as gate
+from bench.regress import COST_REPEATS, PACKAGED, MethodBaseline, Sample, Timing, judge_cost, main, mean_lds, tolerance
 from retrain.tasks import load_task
 
 NUM_SUBSETS, NUM_QUERIES, NUM_TRAIN = 60, 40, 200
@@ -74,19 +56,17 @@ class World:
         self.masks = np.stack([generator.permutation(NUM_TRAIN) < 20 for _ in range(NUM_SUBSETS)])
         self.signal = generator.normal(size=(NUM_QUERIES, NUM_TRAIN))
         self.losses = self.masks @ self.signal.T + generator.normal(size=(NUM_SUBSETS, NUM_QUERIES))
-        rows = [standardised(self.scores(1000 + seed)) for seed in range(12)]
         samples = [self.sample(self.scores(1000 + seed)) for seed in range(12)]
+        rows = [gate.standardised(sample.rows) for sample in samples]
         total = np.sum(rows, axis=0)
         values = {
-            "agreement": [agreement(row, total - row) for row in rows],
+            "agreement": [gate.agreement(row, total - row) for row in rows],
             "lds": [sample.lds for sample in samples],
             "lds_normalised": [sample.lds_normalised for sample in samples],
             "zeros": [0.0] * 12,
             "timing": [timing().as_recorded()] * 12,
         }
-        record = {
-            "values": values, "seeds": list(range(12)), "prediction_seed": 3, "diagnostics": {"num_draws": 400},
-        }  # fmt: skip
+        record = {"values": values, "seeds": list(range(12)), "prediction_seed": 3, "diagnostics": {"num_draws": 400}}
         self.reference = MethodBaseline(record, total / 12, samples[3].prediction)
 
     def scores(self, seed: int, level: float = 0.3) -> np.ndarray:
@@ -94,20 +74,15 @@ class World:
 
     def sample(self, scores: np.ndarray, **changes: Any) -> Sample:
         prediction = self.masks @ scores.T
+        lds = mean_lds(self.losses, np.nan_to_num(prediction))
         made = Sample(
-            prediction=prediction,
-            rows=scores,
-            lds=mean_lds(self.losses, np.nan_to_num(prediction)),
-            lds_normalised=mean_lds(self.losses, np.nan_to_num(prediction)),
-            zeros=float((scores == 0).mean()),
-            num_not_finite=int((~np.isfinite(scores)).sum()),
-            timing=timing(),
-            diagnostics={"num_draws": 400},
-        )
+            prediction=prediction, rows=scores, lds=lds, lds_normalised=lds, zeros=float((scores == 0).mean()),
+            num_not_finite=int((~np.isfinite(scores)).sum()), timing=timing(), diagnostics={"num_draws": 400},
+        )  # fmt: skip
         return replace(made, **changes)
 
     def failed(self, *samples: Sample) -> set[str]:
-        return {check.name for check in judge_scores(samples, self.reference, self.losses) if not check.passed}
+        return {check.name for check in gate.judge_scores(samples, self.reference, self.losses) if not check.passed}
 
 
 @pytest.fixture(scope="module")
@@ -123,12 +98,9 @@ def test_an_unchanged_method_passes_and_broken_scores_are_caught(world: World) -
         assert "agreement" in world.failed(world.sample(scores[:, generator.permutation(NUM_TRAIN)]))
         assert "zeros" in world.failed(world.sample(scores * (generator.random(scores.shape) >= 0.1)))
         assert "lds" in world.failed(world.sample(world.scores(seed, level=3.0)))
-
-
-def test_twice_the_noise_is_caught(world: World) -> None:
-    for seed in range(20):
+    for seed in range(20):  # twice the noise, in three runs
         samples = [world.sample(world.scores(seed + 100 * run, level=0.3 * math.sqrt(2))) for run in range(3)]
-        assert suspicious(samples[0], world.reference)
+        assert gate.suspicious(samples[0], world.reference)
         assert "agreement" in world.failed(*samples)
 
 
@@ -144,9 +116,6 @@ def test_each_check_catches_its_own(world: World) -> None:
     assert world.failed(world.sample(scores)) == {"finite"}
 
 
-# ---- cost ----
-
-
 class Stopwatch:
     """Gives these timings, one at a time."""
 
@@ -159,11 +128,10 @@ class Stopwatch:
 
 
 def test_cost_is_timed_again_before_it_is_an_alarm(world: World) -> None:
-    for again, passed, calls in ((11.0, True, 1), (24.0, False, COST_REPEATS)):
+    for again, state, calls in ((11.0, "pass", 1), (24.0, "FAIL", COST_REPEATS)):
         stopwatch = Stopwatch(timing(again))
         check = judge_cost(timing(25.0), world.reference, stopwatch)
-        assert (check.passed, check.state) == ((True, "pass") if passed else (False, "FAIL"))
-        assert stopwatch.calls == calls
+        assert (check.passed, check.state, stopwatch.calls) == (state == "pass", state, calls)
     fine = Stopwatch()
     assert judge_cost(timing(19.0), world.reference, fine).passed
     brief = judge_cost(timing(25.0, seconds=0.4), world.reference, fine)
@@ -186,7 +154,7 @@ def test_a_busy_machine_is_a_warning_and_never_a_failure(world: World) -> None:
     # Of the baseline's own timings, busy ones do not count where there are quiet ones.
     timings = [timing(30.0, busy="x")] * 9 + [timing(10.0)] * 3
     record = {**world.reference.record, "values": {"timing": [one.as_recorded() for one in timings]}}
-    assert usual_cost(replace(world.reference, record=record)) == pytest.approx(10.0)
+    assert gate.usual_cost(replace(world.reference, record=record)) == pytest.approx(10.0)
 
 
 def test_the_tolerance_is_a_prediction_limit() -> None:
@@ -197,9 +165,8 @@ def test_the_tolerance_is_a_prediction_limit() -> None:
         new < block.mean() - tolerance(block, 0.0, tail=0.05) for block, new in zip(values, generator.normal(size=4000))
     ]
     assert np.mean(outside) == pytest.approx(0.05, abs=0.012)
-    assert tolerance([1.0, 1.0], floor=0.02) == 0.02
-    assert tolerance([1.0], floor=0.02) == 0.02
-    assert noise_level([0.9])[0] - noise_level([0.95])[0] == pytest.approx(math.log(2))
+    assert tolerance([1.0, 1.0], floor=0.02) == tolerance([1.0], floor=0.02) == 0.02
+    assert gate.noise_level([0.9])[0] - gate.noise_level([0.95])[0] == pytest.approx(math.log(2))
 
 
 # ---- the command, on the recorded baseline ----
@@ -243,23 +210,20 @@ def test_broken_methods_fail_with_the_reason(mine: Path, capsys: pytest.CaptureF
     assert re.fullmatch(r"RuntimeError: no luck \(.*broken\.py:\d+\)", failures["digits.raising", "run"])
 
 
-def test_what_is_missing_damaged_or_old_is_one_line(
-    mine: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    damaged, old = mine / "damaged", mine / "old"
-    for folder in (damaged, old):
-        shutil.copytree(PACKAGED, folder)
+def test_what_is_missing_damaged_or_old_is_one_line(mine: Path, refused: Callable[..., str], monkeypatch: Any) -> None:
+    damaged, old = (shutil.copytree(PACKAGED, mine / name) for name in ("damaged", "old"))
     (damaged / "digits-gradsim.safetensors").write_bytes(b"nothing")
-    (old / "digits.json").write_text((old / "digits.json").read_text().replace(BASELINE_FORMAT, "tda-bench gate 1"))
+    earlier = (old / "digits.json").read_text().replace(gate.BASELINE_FORMAT, "tda-bench gate 1")
+    (old / "digits.json").write_text(earlier)
     for arguments, text in (
-        (["--baseline", "nowhere"], "no baseline in nowhere; `python -m bench.regress --update --baseline nowhere`"),
+        (["--baseline", "nowhere"], "no baseline in nowhere; "),
         (["--methods", "broken:Flipped"], "no baseline of broken:Flipped on digits"),
         (["--methods", "broken:Nobody"], '"broken:Nobody": the module broken has no class Nobody'),
         (["--baseline", str(damaged), "--task", "digits", "--methods", "gradsim"], "digits-gradsim.safetensors"),
         (["--baseline", "old"], "record it again with --update"),
     ):
         assert text in refused(main, arguments)
-    monkeypatch.setattr(command, "PACKAGED", mine / "site-packages" / "bench" / "regress" / "baseline")
+    monkeypatch.setattr(gate, "PACKAGED", mine / "site-packages" / "bench" / "regress" / "baseline")
     assert "name a folder with --baseline DIR" in refused(main, ["--update"])
 
 
@@ -272,16 +236,15 @@ def test_a_slow_method_fails_and_a_label_names_what_its_baseline_is_of(
     assert main(slow) == 1
     states = {line.split()[2]: line.split()[3] for line in capsys.readouterr().out.splitlines() if "slow" in line}
     assert (states["lds"], states["cost"]) == ("pass", "FAIL")
-    chosen = command.chosen_methods(
-        command.make_parser().parse_args(["--methods", "bif"]), PACKAGED, load_task("digits")
-    )
+    asked = gate.make_parser().parse_args(["--methods", "bif"])
+    chosen = gate.chosen_methods(asked, PACKAGED, load_task("digits"))
     assert [(label, method.config["draws"]) for label, method in chosen] == [("bif", 100)]
 
 
 def test_the_recorded_baseline_is_small_and_sound() -> None:
     assert sum(path.stat().st_size for path in PACKAGED.iterdir()) < 1_500_000
-    for name in command.GATED_METHODS:
-        reference = read_method_baseline(PACKAGED, "digits", command.parse_method_spec(name).label or name)
+    for name in gate.GATED_METHODS:
+        reference = gate.read_method_baseline(PACKAGED, "digits", gate.parse_method_spec(name).label or name)
         assert len(reference.record["seeds"]) >= 10
         assert min(reference.values["lds"]) > 0.1
-        assert usual_cost(reference) > 0
+        assert gate.usual_cost(reference) > 0

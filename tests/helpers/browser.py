@@ -1,6 +1,5 @@
 """A headless Chromium driven through chromedriver's own protocol, with nothing but the standard library."""
 
-import base64
 import json
 import shutil
 import subprocess
@@ -97,10 +96,3 @@ class Browser:
     def console(self) -> list[dict[str, Any]]:
         """Whatever the page complained about since the last call."""
         return self._call("POST", f"{self.session}/se/log", {"type": "browser"})
-
-    def screenshot(self, path: Path, whole: bool = True) -> None:
-        size = self.run("return [document.documentElement.scrollWidth, document.documentElement.scrollHeight]")
-        clip = {"x": 0, "y": 0, "width": size[0], "height": size[1], "scale": 1}
-        extra = {"captureBeyondViewport": True, "clip": clip} if whole else {}
-        answer = self.devtools("Page.captureScreenshot", format="png", **extra)
-        path.write_bytes(base64.b64decode(answer["data"]))

@@ -50,19 +50,14 @@ METHODS = (  # small batches: many moments to save at
     *("--set", "ekfac.fit_batch_size=8", "--set", "kfac.fit_batch_size=8", "--set", "trak.batch_size=8"),
 )
 FEW = ("--settings", "default", "--methods", "kfac", "gradsim")
+REMOVAL = ("--queries", "3", "--shares", "0.1", "--replicates", "1")
 COMMANDS = {
     "lds inline": ("lds", *TASK, *PLAN, *METHODS, *INLINE),
     "lds local": ("lds", *TASK, *PLAN, *METHODS, *LOCAL),
     "tune": ("tune", *TASK, *PLAN, "--methods", "kfac", "ekfac", "--tries", "3", *INLINE),
-    "evaluate removal": (
-        *("evaluate", "removal", *TASK, *FEW, "--queries", "3", "--shares", "0.1"),
-        *("--replicates", "1", *INLINE),
-    ),
+    "evaluate removal": ("evaluate", "removal", *TASK, *FEW, *REMOVAL, *INLINE),
     "evaluate mislabel": ("evaluate", "mislabel", *TASK, *FEW, *INLINE),
-    "inspect": (
-        *("inspect", *DIGITS, *METHODS, "--queries", "10"),
-        *("--cache", "{scored}", "--out", "{out}"),
-    ),
+    "inspect": ("inspect", *DIGITS, *METHODS, "--queries", "10", "--cache", "{scored}", "--out", "{out}"),
     "truth bank": ("truth", "bank", *TASK, *PLAN, *FEW, *INLINE),
     "publish figures": ("publish", "figures", "--results", "{runs}", "--out", "{out}"),
 }
@@ -173,9 +168,6 @@ class Subject:
         self.seconds = time.monotonic() - began
         self.entries, self.files = entries_of(self.calm), files_of(out)
 
-    def again(self) -> Command:
-        return Command(self.words(self.store, self.out), self.folder)
-
     def forget(self, rng: np.random.Generator) -> None:
         """Half of what is there (and was verified) is made again; unfinished work stays."""
         for info in list(self.store.entries()):
@@ -187,7 +179,7 @@ class Subject:
     def kill(self, rng: np.random.Generator) -> dict[str, Any] | None:
         """What was killed, and what it cost; None where the command was over before its turn."""
         self.forget(rng)
-        command = self.again()
+        command = Command(self.words(self.store, self.out), self.folder)
         victim = VICTIMS[self.num_kills % len(VICTIMS)] if self.local else "driver"
         try:
             leases = Leases(self.store.root)

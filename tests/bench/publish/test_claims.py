@@ -9,30 +9,12 @@ from typing import Any
 
 import pytest
 
+from bench.publish import claims
 from bench.publish.__main__ import main
-from bench.publish.claims import (
-    FAILS,
-    GIVEN_SETTINGS,
-    GIVEN_TRAK,
-    HOLDS,
-    OPEN,
-    PRIMARY,
-    RULES,
-    SCRATCH,
-    SHOWN,
-    UNDECIDABLE,
-    Evidence,
-    Judged,
-    cells_csv,
-    claims,
-    judge_all,
-    outcome_of,
-    page,
-)
+from bench.publish.claims import FAILS, GIVEN_SETTINGS, HOLDS, OPEN, UNDECIDABLE, Evidence, Judged, judge_all, page
 from tests.helpers.synthetic_results import edited
 
 ROOT = Path(__file__).resolve().parents[3]
-SEEDS = (1, 2, 3, 4, 42)
 NOISE = (-0.010, 0.004, 0.000, 0.009, -0.003)  # of a seed; the same for every method, so that differences are exact
 METHOD_OF = {"bif-paper": "bif", "ekfac-library": "ekfac", "kfac-library": "kfac", "trak-library": "trak"}
 Level = float | Callable[[float, float, int], float]  # of (alpha, share, number of the seed)
@@ -41,8 +23,12 @@ PARTS = ("bif-paper", "ekfac-library", "gradsim", "trak-library")
 
 
 def judged(folder: Path, name: str) -> Judged:
-    claim = next(one for one in claims() if one["name"] == name)
-    return RULES[claim["rule"]](Evidence(folder), claim)
+    (claim,) = (one for one in claims.claims() if one["name"] == name)
+    return claims.RULES[claim["rule"]](Evidence(folder), claim)
+
+
+def across_subsets(one: Judged) -> list[Any]:
+    return [found for found in one.found if found.words[2] == "across subsets"]
 
 
 def write_lds(
@@ -53,7 +39,7 @@ def write_lds(
     protocol: str = "paper",
     alphas: Sequence[float] = (0.1, 0.5),
     shares: Sequence[float] = (0.1,),
-    seeds: Sequence[int] = SEEDS,
+    seeds: Sequence[int] = (1, 2, 3, 4, 42),
     jitter: float = 0.002,
     run_id: str = "aaaabbbbcccc",
     scheme: str = "fixed",
@@ -87,28 +73,23 @@ def write_lds(
         {"name": METHOD_OF.get(label, label), "label": label, "of": label, **GIVEN_SETTINGS.get((task, label), {})}
         for label in levels
     ]
+    config = {"task": {"name": task, **task_settings}, "query_split": "report", "scheme": scheme, "methods": methods}
     record = {
         "run_id": run_id, "device": "NVIDIA H200", "description": "made up", "rows": rows, "ceilings": ceilings,
-        "pairs": pairs, "diagnostics": [],
-        "config": {
-            "task": {"name": task, **task_settings}, "query_split": "report", "scheme": scheme, "methods": methods,
-        },
+        "pairs": pairs, "diagnostics": [], "config": config,
     }  # fmt: skip
     (folder / run_id).mkdir(parents=True)
     (folder / run_id / "run.json").write_text(json.dumps(record))
 
 
-def test_the_rule_of_verdicts() -> None:
-    assert outcome_of([]) == OPEN
-    assert outcome_of([HOLDS, HOLDS, OPEN]) == HOLDS
-    assert outcome_of([FAILS, FAILS, OPEN]) == FAILS
-    assert outcome_of([HOLDS, FAILS, OPEN, OPEN]) == OPEN, "half of them open"
-    assert outcome_of([HOLDS] * 19 + [FAILS]) == HOLDS, "one cell in twenty may be chance"
-    assert outcome_of([HOLDS] * 8 + [FAILS] * 2) == FAILS
-    assert outcome_of([FAILS]) == FAILS
-
-
-def test_without_records_nothing_is_decided_and_the_page_says_what_is_missing(tmp_path: Path) -> None:
+def test_the_rule_of_verdicts_which_decides_nothing_without_records(tmp_path: Path) -> None:
+    assert claims.outcome_of([]) == OPEN
+    assert claims.outcome_of([HOLDS, HOLDS, OPEN]) == HOLDS
+    assert claims.outcome_of([FAILS, FAILS, OPEN]) == FAILS
+    assert claims.outcome_of([HOLDS, FAILS, OPEN, OPEN]) == OPEN, "half of them open"
+    assert claims.outcome_of([HOLDS] * 19 + [FAILS]) == HOLDS, "one cell in twenty may be chance"
+    assert claims.outcome_of([HOLDS] * 8 + [FAILS] * 2) == FAILS
+    assert claims.outcome_of([FAILS]) == FAILS
     evidence = Evidence(tmp_path)
     found = judge_all(evidence)
     assert {one.verdict for one in found} == {UNDECIDABLE}
@@ -175,9 +156,8 @@ def test_small_and_large_sets_are_told_apart(tmp_path: Path) -> None:
 def test_few_seeds_have_their_paired_intervals_and_one_has_none_across_queries(tmp_path: Path) -> None:
     write_lds(tmp_path, {"ekfac-library": 0.4, "gradsim": 0.37}, seeds=(1,), jitter=0.0)
     found = judged(tmp_path, "EK-FAC ahead of GradSim")
-    across_subsets = [one for one in found.found if one.words[2] == "across subsets"]
-    assert across_subsets[0].cells[0].text == "0.390 - 0.360 = +0.030 [+0.010, +0.050]"
-    assert {one.outcome for one in across_subsets} == {HOLDS}
+    assert across_subsets(found)[0].cells[0].text == "0.390 - 0.360 = +0.030 [+0.010, +0.050]"
+    assert {one.outcome for one in across_subsets(found)} == {HOLDS}
     assert found.verdict == UNDECIDABLE
 
 
@@ -185,8 +165,8 @@ def test_two_runs_of_one_seed_are_compared_by_the_ends_of_both(tmp_path: Path) -
     """No pair was measured, but on the same subsets; the means are of the seeds that have both."""
     write_lds(tmp_path, {"ekfac-library": 0.5}, seeds=(1, 2, 3), alphas=(0.5,))
     write_lds(tmp_path, {"trak-library": 0.1}, seeds=(1,), alphas=(0.5,), run_id="ddddeeeeffff")
-    found = [one for one in judged(tmp_path, "EK-FAC ahead of TRAK").found if one.words[2] == "across subsets"]
-    assert found[0].cells[0].text == "0.490 - 0.090 = +0.400 [+0.360, +0.440]"
+    first, *_ = across_subsets(judged(tmp_path, "EK-FAC ahead of TRAK"))
+    assert first.cells[0].text == "0.490 - 0.090 = +0.400 [+0.360, +0.440]"
 
 
 def test_the_record_nearest_to_the_text_gives_the_verdict_and_the_others_sensitivity(tmp_path: Path) -> None:
@@ -195,7 +175,7 @@ def test_the_record_nearest_to_the_text_gives_the_verdict_and_the_others_sensiti
     write_lds(tmp_path, {"bif-paper": 0.4, "ekfac-library": 0.4}, run_id="scratch00000", protocol="scratch")
     found = judged(tmp_path, "BIF matches EK-FAC")
     assert (found.verdict, found.agree) == (FAILS, "3 of 7"), "two metrics, raw and normalised, of two, less itself"
-    assert [one.outcome for one in found.found if one.counts_as == SCRATCH] == [HOLDS] * 4
+    assert [one.outcome for one in found.found if one.counts_as == claims.SCRATCH] == [HOLDS] * 4
     assert found.primary.records == ("primed000000",)
     assert found.primary.words[2:4] == ("across queries, as printed", "raw")
 
@@ -226,7 +206,7 @@ def test_the_sign_turned_is_shown_and_never_counted(tmp_path: Path) -> None:
     write_lds(tmp_path, {"bif-paper": -0.4, "ekfac-library": 0.4})
     found = judged(tmp_path, "BIF matches EK-FAC")
     turned = [one for one in found.found if one.words[-1] == "sign turned"]
-    assert {(one.counts_as, one.outcome) for one in turned} == {(SHOWN, HOLDS)}
+    assert {(one.counts_as, one.outcome) for one in turned} == {(claims.SHOWN, HOLDS)}
     assert (found.verdict, found.agree) == (FAILS, "3 of 3")
 
 
@@ -234,8 +214,7 @@ def test_two_settings_under_one_label_are_left_out_and_said(tmp_path: Path) -> N
     levels = {"bif-paper": 0.4, "ekfac-library": 0.4}
     write_lds(tmp_path, levels, seeds=(1, 2))
     write_lds(tmp_path, levels, seeds=(3, 4), run_id="ddddeeeeffff")
-    path = tmp_path / "ddddeeeeffff" / "run.json"
-    with edited(path) as record:
+    with edited(tmp_path / "ddddeeeeffff" / "run.json") as record:
         record["config"]["methods"][0]["draws"] = 7
     evidence = Evidence(tmp_path)
     assert judge_all(evidence)[0].verdict == UNDECIDABLE
@@ -248,22 +227,19 @@ def test_a_label_that_is_not_what_it_says_decides_nothing(tmp_path: Path) -> Non
     path = tmp_path / "aaaabbbbcccc" / "run.json"
     path.write_text(path.read_text().replace('"draws": 100', '"draws": 250'))
     found = judged(tmp_path, "BIF matches EK-FAC")
-    assert (found.verdict, {one.counts_as for one in found.found}) == (UNDECIDABLE, {SHOWN})
+    assert (found.verdict, {one.counts_as for one in found.found}) == (UNDECIDABLE, {claims.SHOWN})
 
 
-@pytest.mark.parametrize(("low", "expected"), [(0.5, FAILS), (0.0, OPEN)])
-def test_under_a_ceiling_that_may_be_zero_nothing_across_subsets_is_decided(
-    tmp_path: Path, low: float, expected: str
-) -> None:
+def test_under_a_ceiling_that_may_be_zero_nothing_across_subsets_is_decided(tmp_path: Path) -> None:
     write_lds(tmp_path, {**dict.fromkeys(PARTS, by_share(0.1)), "bif-paper": 0.1}, **BOTH_SHARES)
-    path = tmp_path / "aaaabbbbcccc" / "run.json"
-    with edited(path) as record:
-        for ceiling in record["ceilings"]:
-            ceiling |= {"ci_low": low, "ceiling": low + 0.1, "reliability": (low + 0.1) ** 2, "ci_high": low + 0.2}
-    for name in ("BIF matches EK-FAC", "LDS grows as the attribution set shrinks"):
-        found = judged(tmp_path, name)
-        assert {one.outcome for one in found.found if one.words[2] == "across subsets"} == {expected}, name
-        assert found.verdict == FAILS, "LDS across queries has no ceiling"
+    for low, expected in ((0.5, FAILS), (0.0, OPEN)):
+        with edited(tmp_path / "aaaabbbbcccc" / "run.json") as record:
+            for ceiling in record["ceilings"]:
+                ceiling |= {"ci_low": low, "ceiling": low + 0.1, "reliability": (low + 0.1) ** 2, "ci_high": low + 0.2}
+        for name in (MATCHES, SMALLER):
+            found = judged(tmp_path, name)
+            assert {one.outcome for one in across_subsets(found)} == {expected}, name
+            assert found.verdict == FAILS, "LDS across queries has no ceiling"
 
 
 def test_a_stand_in_decides_no_size_but_the_implementations(tmp_path: Path) -> None:
@@ -311,13 +287,11 @@ def test_stable_settings(tmp_path: Path, values: Sequence[float], expected: str)
 def write_curve(
     folder: Path, method: str, axis: str, points: Sequence[tuple[float, float]], protocol: str = "paper", **other: float
 ) -> None:
-    given = GIVEN_TRAK if method == "trak" else GIVEN_SETTINGS["cifar10", "bif-paper"]
-    curve = {
-        "method": method, "label": method, "axis": axis, "normalised": False, "options": {**given, **other},
-        "points": [
-            {"value": v, "seconds": 1.0, "lds": lds, "ci_low": lds - 0.02, "ci_high": lds + 0.02} for v, lds in points
-        ],
-    }  # fmt: skip
+    given = claims.GIVEN_TRAK if method == "trak" else GIVEN_SETTINGS["cifar10", "bif-paper"]
+    curve = {"method": method, "label": method, "axis": axis, "normalised": False, "options": {**given, **other}}
+    curve["points"] = [
+        {"value": v, "seconds": 1.0, "lds": lds, "ci_low": lds - 0.02, "ci_high": lds + 0.02} for v, lds in points
+    ]
     record = {"task": "cifar10", "protocol": protocol, "alpha": 0.1, "run_id": "b", "device": "H", **SIZES}
     record["curves"] = [curve]
     (folder / "budget.json").write_text(json.dumps(record))
@@ -340,21 +314,16 @@ def test_curves(tmp_path: Path, name: str, method: str, axis: str, points: Any, 
     assert judged(tmp_path, name).verdict == expected
 
 
-@pytest.mark.parametrize(
-    ("protocol", "other", "counts_as"),
-    [
-        ("paper", {"draws": 2500}, PRIMARY),
-        ("paper", {"step_size": 1e-4}, SHOWN),
-        ("paper", {"control_variate": True}, SHOWN),
-        ("scratch", {}, SCRATCH),
-    ],
-)
-def test_a_curve_counts_for_the_settings_it_was_made_with(
-    tmp_path: Path, protocol: str, other: dict[str, float], counts_as: str
-) -> None:
-    write_curve(tmp_path, "bif", "draws", ((400, 0.1), (10_000, 0.4)), protocol, **other)
-    (found,) = judged(tmp_path, "100 to 1,000 draws suffice").found
-    assert found.counts_as == counts_as
+def test_a_curve_counts_for_the_settings_it_was_made_with(tmp_path: Path) -> None:
+    for protocol, other, counts_as in (
+        ("paper", {"draws": 2500}, claims.PRIMARY),
+        ("paper", {"step_size": 1e-4}, claims.SHOWN),
+        ("paper", {"control_variate": True}, claims.SHOWN),
+        ("scratch", {}, claims.SCRATCH),
+    ):
+        write_curve(tmp_path, "bif", "draws", ((400, 0.1), (10_000, 0.4)), protocol, **other)
+        (found,) = judged(tmp_path, DRAWS).found
+        assert found.counts_as == counts_as
 
 
 @pytest.mark.parametrize(
@@ -369,9 +338,8 @@ def test_five_times_faster_is_about_the_papers_sampler(tmp_path: Path, method: s
         for name, seconds in ((method, bif), ("ekfac", 10.0))
     ]  # fmt: skip
     question = {"task": {"name": "cifar10"}, "alpha_attribution": 0.1}
-    (tmp_path / "speed.json").write_text(
-        json.dumps({"rows": rows, "question": question, "device": "H", "description": ""})
-    )
+    record = {"rows": rows, "question": question, "device": "H", "description": ""}
+    (tmp_path / "speed.json").write_text(json.dumps(record))
     assert judged(tmp_path, "EK-FAC five times faster on ResNet-9").verdict == expected
 
 
@@ -392,10 +360,9 @@ def test_two_draws_of_the_labels_are_held_against_exact_ones(tmp_path: Path, dra
         {"metric": "overlap", "label": label, "against": other, "value": mean, "ci_low": mean - 0.01, "ci_high": mean}
         for label, other, mean in (("ekfac-library", "ekfac-again", drawn), ("exact", "exact-again", 1.0))
     ]
-    path = tmp_path / "answers.json"
-    path.write_text(json.dumps({"config": {"task": {"name": "digits"}}, "detail": {"cells": cells}}))
-    found = judged(tmp_path, "EK-FAC differs between repeats")
-    assert found.verdict == expected
+    record = {"config": {"task": {"name": "digits"}}, "detail": {"cells": cells}}
+    (tmp_path / "answers.json").write_text(json.dumps(record))
+    assert judged(tmp_path, "EK-FAC differs between repeats").verdict == expected
 
 
 def test_the_limit_is_reached_as_the_posterior_narrows(tmp_path: Path) -> None:
@@ -417,20 +384,17 @@ def test_the_page_is_checked_against_its_records(tmp_path: Path, capsys: pytest.
     assert main(["claims", "--results", str(tmp_path / "none")]) == 2
 
 
-def test_this_repository_s_page_and_cells_are_what_its_records_say() -> None:
+def test_this_repository_s_page_and_cells_are_what_its_records_say_of_every_quoted_claim() -> None:
     evidence = Evidence(ROOT / "results")
     found = judge_all(evidence)
     assert (ROOT / "results" / "reproduction.md").read_text() == page(evidence, found), "tda-bench publish claims"
-    assert (ROOT / "results" / "reproduction.csv").read_text() == cells_csv(found), "tda-bench publish claims"
+    assert (ROOT / "results" / "reproduction.csv").read_text() == claims.cells_csv(found), "tda-bench publish claims"
     verdicts = [one.verdict for one in found]
     said = " ".join((ROOT / "results" / "README.md").read_text().split())
     counts = (verdicts.count(one) for one in (HOLDS, FAILS, UNDECIDABLE))
     assert "{} of {} hold here, {} do not, and {} cannot".format(next(counts), len(found), *counts) in said
     assert verdicts.count(UNDECIDABLE) <= 6
-
-
-def test_every_claim_is_quoted_with_its_label_and_says_what_is_missing() -> None:
-    known = claims()
+    known = claims.claims()
     assert len({one["name"] for one in known}) == len(known)
     for one in known:
         assert {"quote", "label", "test", "rule", "missing"} <= set(one)

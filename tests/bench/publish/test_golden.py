@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from bench.publish.leaderboard import rows as ranked_rows
-from bench.records import load_results, read_record
-from bench.schema import RunRecord
+from bench.records import Results, edited_since, load_results, read_record
+from bench.schema import AnswersRecord, RunRecord
 from bench.tables import RunRows, show
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -50,9 +50,27 @@ def test_the_lds_table_of_every_record(name: str) -> None:
     assert digest(text) == GOLDEN["lds_tables"][name]
 
 
-def test_the_leaderboard_of_every_task() -> None:
+@pytest.fixture(scope="module")
+def committed() -> Results:
+    return load_results(RESULTS)
+
+
+def test_every_committed_record_loads_and_gives_the_frames_that_it_gave(committed: Results) -> None:
+    golden = json.loads((ROOT / "tests" / "golden" / "records.json").read_text())
+    assert committed.problems == []
+    text = committed.text(wide=True)
+    assert all(f"run {run}" in text for run in committed.records)
+    assert sorted(committed.records) == golden["records"]
+    for name in ("rows", "pairs"):
+        rendered = getattr(committed, name).to_csv(index=False)
+        assert hashlib.sha256(rendered.encode()).hexdigest() == golden[name]
+    for path in sorted(RESULTS.rglob("answers.json")):
+        assert not edited_since(read_record(path, AnswersRecord)), path
+
+
+def test_the_leaderboard_of_every_task(committed: Results) -> None:
     lines: dict[str, list[str]] = {}
-    for row in ranked_rows(load_results(RESULTS)):
+    for row in ranked_rows(committed):
         numbers = (row.value, row.low, row.high)
         line = [row.column, row.label, row.settings, *(f"{one:.6g}" for one in numbers), row.rank]
         lines.setdefault(row.task, []).append("|".join([*line, f"{row.seconds:.6g}", f"{row.memory:.6g}"]))

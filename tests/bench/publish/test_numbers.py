@@ -7,20 +7,9 @@ from typing import Any
 
 import pytest
 
+from bench.publish import numbers as pages
 from bench.publish.__main__ import main as publish
-from bench.publish.numbers import (
-    Mark,
-    Records,
-    both_ways,
-    check_page,
-    default_pages,
-    evaluate,
-    find_marks,
-    formatted,
-    rewrite,
-    table_text,
-    value_text,
-)
+from bench.publish.numbers import Mark, Records, evaluate, find_marks, formatted, rewrite, table_text, value_text
 from bench.tables import duration
 from retrain.errors import UsageError
 from tests.helpers.synthetic_results import edited, write_question, write_run
@@ -33,18 +22,15 @@ def numbers(words: list[str]) -> int:
     return publish(["numbers", *words])
 
 
-def test_every_page_of_this_repository_agrees_with_its_records() -> None:
+def test_every_page_agrees_with_its_records_and_each_says_what_code_made_it() -> None:
     records = Records(ROOT)
     found = [
         f"{page.relative_to(ROOT)}:{finding.line}: {finding.words}: {finding.reason}"
-        for page in default_pages(ROOT)
-        for finding in check_page(page, records)[2]
+        for page in pages.default_pages(ROOT)
+        for finding in pages.check_page(page, records)[2]
     ]
     assert not found, "\n".join(found)
-
-
-def test_every_record_says_what_code_made_it() -> None:
-    """A commit and a fingerprint of the code: without them nobody can make a number again."""
+    # A commit and a fingerprint of the code: without them nobody can make a number again.
     names = ("run", "answers", "tune", "sweep", "budget", "speed")
     for path in (path for name in names for path in (ROOT / "results").rglob(f"{name}.json")):
         record = json.loads(path.read_text())
@@ -140,26 +126,26 @@ def test_what_must_not_share_a_table_is_refused(root: Path, capsys: pytest.Captu
     assert "give a folder with one ground of cifar10-paper; cifar10-scratch" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("results/none.json#a .3f", "results/none.json is not there"),
-        ("../x#a .3f", "leaves the repository"),
-        ("results/speed.json#rows[label=bif].speed .3f", "there is no field speed"),
-        ("results/speed.json#rows[label=kfac].seconds .3f", "no item of rows has label=kfac; there is bif, ekfac"),
-        ("results/speed.json#rows[].seconds .3f", "fits 2 items; they differ in method (2), label (2)"),
-        ("results/speed.json#rows[0].seconds d", '"d" is no format; expected one such as .3f'),
-        ("results/speed.json#mean:rows[].seconds .3f", "expected the seeds of one experiment"),
-        ("results/cifar10#mean:rows[label=ekfac,alpha=0.1].lds .3f", "normalised False, True"),
-    ],
-)
-def test_a_mark_that_cannot_be_read_says_why(root: Path, words: str, said: str) -> None:
-    with pytest.raises(UsageError) as error:
-        value_text(Records(root), words)
-    assert said in str(error.value)
+MARKS = [
+    ("results/none.json#a .3f", "results/none.json is not there"),
+    ("../x#a .3f", "leaves the repository"),
+    ("results/speed.json#rows[label=bif].speed .3f", "there is no field speed"),
+    ("results/speed.json#rows[label=kfac].seconds .3f", "no item of rows has label=kfac; there is bif, ekfac"),
+    ("results/speed.json#rows[].seconds .3f", "fits 2 items; they differ in method (2), label (2)"),
+    ("results/speed.json#rows[0].seconds d", '"d" is no format; expected one such as .3f'),
+    ("results/speed.json#mean:rows[].seconds .3f", "expected the seeds of one experiment"),
+    ("results/cifar10#mean:rows[label=ekfac,alpha=0.1].lds .3f", "normalised False, True"),
+]
 
 
-def test_values_of_records(root: Path) -> None:
+def test_a_mark_that_cannot_be_read_says_why(root: Path) -> None:
+    for words, said in MARKS:
+        with pytest.raises(UsageError) as error:
+            value_text(Records(root), words)
+        assert said in str(error.value)
+
+
+def test_values_of_records_and_differences_turned_round(root: Path) -> None:
     record = {"rows": [{"label": "bif@draws=20,gamma=1e4", "lds": 0.25}, {"label": "bif", "lds": 0.5}]}
     assert evaluate(record, 'rows[label="bif@draws=20,gamma=1e4"].lds') == 0.25, "quotes hold commas"
     assert evaluate(record, "rows[label=bif].lds / rows[0].lds") == 2.0
@@ -175,12 +161,9 @@ def test_values_of_records(root: Path) -> None:
     for pair, expected in (("label=ekfac,against=bif", "+0.060"), ("label=bif,against=ekfac", "-0.060")):
         where = f"{pair},alpha=0.1,normalised=true,seed=1"
         assert value_text(records, f"results/cifar10#pairs[{where}].difference +.3f") == expected
-
-
-def test_a_difference_turned_round_is_turned_within_groups_too() -> None:
     within = {"difference_within_groups": 0.1, "within_groups_low": -0.2, "within_groups_high": 0.3}
     pair = {"label": "a", "against": "b", "difference": 1.0, "ci_low": 0.5, "ci_high": None, **within}
-    _, turned = both_ways([{"run_id": "r", "pairs": [pair]}])
+    _, turned = pages.both_ways([{"run_id": "r", "pairs": [pair]}])
     assert (turned["difference"], turned["ci_low"], turned["ci_high"]) == (-1.0, None, -0.5)
     assert [turned[name] for name in within] == [-0.1, -0.3, 0.2]
 

@@ -1,5 +1,6 @@
-"""The report: one small file that needs no network, with the answers first, and nothing but words of what it shows."""
+"""The report: one small file that needs no network, with the answers first; and the API page, of today's docstrings."""
 
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +8,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+import bench
 from bench.publish.__main__ import main as publish
+from bench.publish.api_page import api_page, fields_of, sections
 from bench.publish.html import inert_json, markdown
 from bench.publish.leaderboard import rows as ranked_rows
 from bench.publish.report import about_method, best_methods, method_cards, read_pictures
@@ -53,67 +56,50 @@ def test_the_page_is_small_needs_no_network_and_is_the_same_twice(page: Path, re
     text = page.read_text()
     assert len(text.encode()) < 3_000_000
     assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//""", text)
-    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
-    assert policy
-    assert policy[1].startswith("default-src 'none'; script-src 'sha256-")
-    assert "unsafe" not in policy[1].partition("script-src")[2].partition(";")[0]
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy.partition("script-src")[2].partition(";")[0]
     before = page.read_bytes()
     assert publish(["report", "--results", str(results)]) == 0
     assert page.read_bytes() == before
 
 
-def test_answers_come_first_without_a_mark_or_a_hash(page: Path) -> None:
+def test_answers_come_first_without_a_mark_or_a_hash_and_data_brings_no_markup(page: Path) -> None:
     text = page.read_text()
-    assert "<!--" not in text
-    assert "&lt;!--" not in text
+    assert not re.search("(<|&lt;)!--", text)
     body = text.partition("<main>")[2]
     first = ["1. Who is best?", "The best method of each task", "data:image/webp", 'id="leaderboard"']
     assert sorted(first, key=body.index) == first
     assert 'see <a href="../cifar10/README.md">all</a>' in body
     assert "not on the page" not in body
     assert not [head for head in re.findall(r"<th>([^<]*)</th>", text) if re.search(r"[0-9a-f]{10}", head)]
+    assert not re.search("[<>&]", inert_json({"a": "</script><!--"}))
+    assert "<img" not in markdown("<img src=x>")
 
 
 def test_the_best_method_of_a_task_is_the_leaderboards(results: Path) -> None:
     ranked = ranked_rows(load_results(results))
     found = best_methods(ranked)
-    assert {(one["task"], one["alpha"]) for one in found} == {
-        ("cifar10", "0.1"),
-        ("cifar10", "0.5"),
-        ("pythia14m", "0.5"),
-    }
+    asked = {("cifar10", "0.1"), ("cifar10", "0.5"), ("pythia14m", "0.5")}
+    assert {(one["task"], one["alpha"]) for one in found} == asked
     first = next(one for one in found if one["task"] == "pythia14m")
     assert (first["method"], first["ties"], first["seeds"]) == ("ekfac", "", 1)
     cards = method_cards([row for row in ranked if row.task == "pythia14m"])
     assert next(iter(cards))["label"] == "ekfac"
     assert all(len(line) == 10 for card in cards for line in card["lines"])
+    assert "eigenvalue-corrected" in about_method("ekfac").lower(), "told by its own file"
+    assert about_method("package.module:Class") == ""
 
 
-def test_a_picture_without_room_is_a_link(results: Path, tmp_path: Path) -> None:
+def test_a_picture_without_room_is_a_link_and_an_empty_folder_has_a_page(results: Path, tmp_path: Path) -> None:
+    assert publish(["report", "--results", str(tmp_path)]) == 0
+    assert "tda-bench lds --alpha 0.1" in (tmp_path / "report" / "index.html").read_text()
     loaded = load_results(results)
     (shown,) = read_pictures(loaded, results / "figures", tmp_path, 10**6)
     (linked,) = read_pictures(loaded, results / "figures", tmp_path, 0)
     assert shown["source"].startswith("data:image/webp;base64,")
     assert linked["source"] == ""
     assert linked["links"][0][1].endswith("figures/lds-cifar10.png")
-
-
-def test_data_cannot_end_its_element_and_markdown_brings_no_markup() -> None:
-    assert not re.search("[<>&]", inert_json({"a": "</script><!--"}))
-    assert "<img" not in markdown("<img src=x>")
-
-
-def test_an_empty_folder_says_how_to_begin(tmp_path: Path) -> None:
-    assert publish(["report", "--results", str(tmp_path)]) == 0
-    assert "tda-bench lds --alpha 0.1" in (tmp_path / "report" / "index.html").read_text()
-
-
-def test_a_method_is_told_by_its_own_file() -> None:
-    assert "eigenvalue-corrected" in about_method("ekfac").lower()
-    assert about_method("package.module:Class") == ""
-
-
-# ---- in a browser ----
 
 
 @pytest.fixture(scope="module")
@@ -142,3 +128,21 @@ def test_it_opens_at_any_width_sorts_and_finds(browser: Browser, page: Path, wid
         .filter((a) => a.hash.length > 1 && !document.getElementById(a.hash.slice(1))).map((a) => a.hash)""")
     assert missing == []
     assert browser.console() == []
+
+
+PAGE = Path(bench.__file__).with_name("API.md")
+
+
+def test_the_api_page_is_that_of_the_code_and_one_for_a_browser_has_every_name(tmp_path: Path) -> None:
+    assert PAGE.read_text() == api_page(), "python -m bench.publish api --out bench/API.md writes it again"
+    assert publish(["api", "--out", str(tmp_path / "api.html")]) == 0
+    page = (tmp_path / "api.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert all(f"<h2>{name}</h2>" in page for name in bench.__all__)
+
+
+@pytest.mark.parametrize(("name", "value"), sections())
+def test_a_name_and_its_fields_say_what_they_are(name: str, value: object) -> None:
+    assert inspect.getdoc(value)
+    if inspect.isclass(value):
+        assert not [field for field, (_, words) in fields_of(value).items() if not words]

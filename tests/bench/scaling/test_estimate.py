@@ -36,7 +36,7 @@ def coverage(sizes: list[float], noise: Any, at: float, law: Any, jitter: float 
     return inside / times
 
 
-def test_a_line_gives_back_its_law_and_covers_it_under_noise() -> None:
+def test_a_line_gives_back_its_law_covers_it_under_noise_and_has_students_quantiles() -> None:
     line = fit_line([4, 8, 16], [1.4, 1.8, 2.6])
     assert (line.intercept, line.slope) == (pytest.approx(1.0), pytest.approx(0.1))
     assert line.linear
@@ -49,6 +49,11 @@ def test_a_line_gives_back_its_law_and_covers_it_under_noise() -> None:
         assert least <= found <= most, "no wider than usual noise asks for"
     with pytest.raises(ValueError, match="two sizes"):
         fit_line([4, 4], [1, 2])
+    for freedom, known in ((1, 12.706), (4, 2.776), (10, 2.228), (15, 2.131), (40, 2.021)):
+        assert student(freedom) == pytest.approx(known, rel=0.01)
+    assert student(0) == pytest.approx(1.96)
+    points = [(n, q, 0.5 + 0.01 * n + 0.2 * q + 0.003 * n * q) for n in (200, 400) for q in (9, 18)]
+    assert bilinear(points) == pytest.approx((0.5, 0.01, 0.2, 0.003), rel=1e-3)
 
 
 @pytest.mark.parametrize("num_sizes", [2, 3])
@@ -74,7 +79,7 @@ def test_short_timings_that_jitter_are_not_taken_for_a_sure_line() -> None:
     assert fit_blocks(points, jitter=0.5).deviation(32, 1000) > fit_blocks(points).deviation(32, 1000)
 
 
-def test_blocks_and_sequences_give_back_their_law() -> None:
+def test_blocks_and_sequences_give_back_their_law_and_more_never_costs_less() -> None:
     points = [(blocks, count, 2 + blocks * (0.5 + 0.02 * count)) for blocks, count in ((2, 100), (8, 100), (8, 200))]
     plane = fit_blocks(points)
     assert tuple(plane.weights) == pytest.approx((2, 0.5, 0.02))
@@ -87,10 +92,7 @@ def test_blocks_and_sequences_give_back_their_law() -> None:
     once = fit_blocks([(1, 8, 3.0), (2, 8, 4.0)])
     assert tuple(once.weights) == pytest.approx((2, 0, 1 / 8)), "one fitting set has no fixed part"
     assert once.at(6, 16) > 1.3 * once.at(6, 8)
-
-
-def test_more_never_costs_less_and_no_sequence_goes_faster_than_its_arithmetic() -> None:
-    """Two noisy sets would have a further one cost nothing, and a million of them as much as a hundred."""
+    # Two noisy sets would have a further one cost nothing, and a million of them as much as a hundred.
     line = fit_line([200, 400], [0.62, 0.43])
     assert line.slope == 0.0
     assert 0.43 < line.at(1_000_000) < 0.62
@@ -103,14 +105,6 @@ def test_more_never_costs_less_and_no_sequence_goes_faster_than_its_arithmetic()
     plane = fit_blocks([(2, 100, 7.69), (8, 100, 7.21), (8, 200, 7.67)], 0.0002)
     assert plane.weights[2] >= 0.0002
     assert fit_blocks([(2, 100, 4.0), (8, 100, 10.0), (8, 200, 18.0)], 0.0002).weights[2] == pytest.approx(0.01)
-
-
-def test_the_quantiles_are_students_and_scoring_costs_are_told_apart() -> None:
-    for freedom, known in ((1, 12.706), (4, 2.776), (10, 2.228), (15, 2.131), (40, 2.021)):
-        assert student(freedom) == pytest.approx(known, rel=0.01)
-    assert student(0) == pytest.approx(1.96)
-    points = [(n, q, 0.5 + 0.01 * n + 0.2 * q + 0.003 * n * q) for n in (200, 400) for q in (9, 18)]
-    assert bilinear(points) == pytest.approx((0.5, 0.01, 0.2, 0.003), rel=1e-3)
 
 
 def test_a_curve_is_exact_on_a_power_law_and_unsure_beyond_one_that_bends() -> None:
@@ -211,10 +205,7 @@ def test_other_numbers_of_queries_are_learnt_from_the_models_that_have_them() ->
     assert found.seconds == pytest.approx(2.0 + sampling("410m"), rel=0.01)
     assert estimator.estimate("bif", asked, LAW).seconds == pytest.approx(bif_law(asked, LAW), rel=0.01)
     assert unseen.seconds_high / unseen.seconds > found.seconds_high / found.seconds
-
-
-def test_a_further_query_costs_what_it_does_where_many_were_scored() -> None:
-    """Halves of 18 queries say that one is ten times as dear; two models with 1,800 know better, one is not enough."""
+    # Halves of 18 queries say that one is ten times as dear; two models with 1,800 know better, one is not enough.
     rows = [row for row in rows_by_law(SIZES) if row["method"] == "ekfac"]
     wrong = ("score_per_query", "score_per_pair")
     few = [row | {name: 10 * row[name] for name in wrong} for row in rows]
@@ -230,14 +221,11 @@ def test_a_further_query_costs_what_it_does_where_many_were_scored() -> None:
     assert Estimator([*few, *further[:1]]).estimate("ekfac", SUITE["410m"], many).seconds > 1.5 * law
 
 
-def test_memory_that_was_not_measured_is_by_arithmetic() -> None:
+def test_memory_that_was_not_measured_is_by_arithmetic_or_unknown_and_what_is_written_grows() -> None:
     estimator = Estimator([row | {"peak_memory_bytes": None} for row in rows_by_law(SIZES) if row["method"] == "ekfac"])
     found = estimator.estimate("ekfac", SUITE["1b"], LAW)
     assert found.peak_memory_bytes == ekfac_needs(SUITE["1b"], LAW.tokens).memory_bytes
     assert all(one["memory_off"] is None for one in held_out(estimator))
-
-
-def test_what_other_sequences_and_tokens_hold_is_unknown_and_what_they_write_grows() -> None:
     known = SHIPPED.estimate("trak", SUITE["410m"], LAW)
     assert known.peak_memory_bytes > 0
     for asked in (replace(LAW, train=4000), replace(LAW, tokens=300), replace(LAW, queries=180)):
@@ -267,10 +255,20 @@ def test_an_estimate_is_no_surer_than_the_row_it_repeats() -> None:
     assert found.seconds_high / found.seconds == pytest.approx(3, rel=0.01), "an end at zero leaves the other"
 
 
-def test_one_measured_model_says_that_a_larger_one_takes_longer() -> None:
+def test_one_measured_model_and_a_fitted_method_of_ones_own_are_enough() -> None:
     row = rows_by_law(("14m",))[0] | {"method": "gradsim", "score_seconds": 2.0}
     found = Estimator([row]).estimate("gradsim", SUITE["12b"], LAW)
     assert found.seconds == pytest.approx(2.0 * SUITE["12b"].num_token_parameters / SUITE["14m"].num_token_parameters)
+    mine = {"method": "mine:KFAC", "score_seconds": 1e-6}
+    rows = [
+        row | mine | {"fit_examples": count, "fit_seconds": 1e-8 * row["parameters"] * (100 + count)}
+        for row in rows_by_law(("14m", "70m", "410m", "1b"))
+        for count in (400, 2000)
+        if row["method"] == "ekfac"
+    ]
+    found = Estimator(rows).estimate("mine:KFAC", SUITE["70m"], replace(LAW, fit_examples=10_000))
+    assert found.seconds == pytest.approx(1e-8 * SUITE["70m"].num_parameters * 10_100, rel=0.01)
+    assert found.fit_examples == 10_000
 
 
 SHIPPED = estimate.by_device(read_rows(RATES))["NVIDIA H200"]
@@ -293,30 +291,6 @@ def test_more_of_anything_is_never_estimated_cheaper(method: str, model: str) ->
             assert all(one.seconds_high / one.seconds_low < 1e4 for one in found), "an interval that says something"
 
 
-def test_what_was_run_is_estimated_as_it_was() -> None:
-    """The run that a model's fit is from has its scores, and not one in fewer blocks; other sessions' are near."""
-    for method in SHIPPED.methods():
-        behind = {row["model"]: row["run_id"] for row in estimate.first_of_each(SHIPPED.of(method))}
-        for row in (row for row in SHIPPED.of(method) if row["queries"] == 18):
-            found, took = SHIPPED.estimate(method, SUITE[row["model"]], setting_of(row)), total_of(row)
-            assert found.seconds_low <= took <= found.seconds_high, row["model"]
-            if row["run_id"] == behind[row["model"]]:
-                assert found.seconds == pytest.approx(took, rel=0.12), row["model"]
-
-
-def test_a_fitted_method_of_ones_own_is_estimated_by_its_own_line() -> None:
-    mine = {"method": "mine:KFAC", "score_seconds": 1e-6}
-    rows = [
-        row | mine | {"fit_examples": count, "fit_seconds": 1e-8 * row["parameters"] * (100 + count)}
-        for row in rows_by_law(("14m", "70m", "410m", "1b"))
-        for count in (400, 2000)
-        if row["method"] == "ekfac"
-    ]
-    found = Estimator(rows).estimate("mine:KFAC", SUITE["70m"], replace(LAW, fit_examples=10_000))
-    assert found.seconds == pytest.approx(1e-8 * SUITE["70m"].num_parameters * 10_100, rel=0.01)
-    assert found.fit_examples == 10_000
-
-
 def test_break_even_in_fitting_sequences_and_queries_is_the_laws_own() -> None:
     estimator, shape = Estimator(rows_by_law(SIZES)), SUITE["410m"]
     parts = ekfac_parts(shape, LAW)
@@ -335,10 +309,18 @@ def test_break_even_in_fitting_sequences_and_queries_is_the_laws_own() -> None:
     assert always == Crossing("queries", ("bif",), (), sure=True)
 
 
-def test_the_shipped_rates_are_those_of_the_results_and_hold_their_own_checks() -> None:
+def test_the_shipped_rates_are_those_of_the_results_and_estimated_as_they_were() -> None:
     committed = read_rows(ROOT / "results" / "scaling" / "scaling.csv")
     assert read_rows(RATES) == [row for row in committed if not row["error"]]
     assert main(["--check", "--json"]) == 0, "every model is inside its interval"
+    # The run that a model's fit is from has its scores, and not one in fewer blocks; other sessions' are near.
+    for method in SHIPPED.methods():
+        behind = {row["model"]: row["run_id"] for row in estimate.first_of_each(SHIPPED.of(method))}
+        for row in (row for row in SHIPPED.of(method) if row["queries"] == 18):
+            found, took = SHIPPED.estimate(method, SUITE[row["model"]], setting_of(row)), total_of(row)
+            assert found.seconds_low <= took <= found.seconds_high, row["model"]
+            if row["run_id"] == behind[row["model"]]:
+                assert found.seconds == pytest.approx(took, rel=0.12), row["model"]
 
 
 # ---- the estimate command ----
@@ -383,9 +365,7 @@ def test_estimate_prints_what_a_run_will_cost(by_law: Path, tmp_path: Path, caps
     assert all(abs(row["seconds_off"]) < 0.05 for row in json.loads(capsys.readouterr().out))
 
 
-def test_predictions_are_held_against_a_model_outside_the_suite(
-    by_law: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predictions_are_held_against_a_model_outside_the_suite(by_law: Path, tmp_path: Path, capsys: Any) -> None:
     """Its shape is in its row."""
     shape = replace(SUITE["410m"], name="mine", hidden=896, layers=16, heads=14, intermediate=3584)
     row = rows_by_law(("410m",))[0] | {"model": "mine", "hidden": 896, "layers": 16, "fit_seconds": 0.0}

@@ -18,7 +18,7 @@ def one_row(spec: dict[str, Any], result: dict[str, Any], peak_flops: float | No
     return row
 
 
-def test_rows_are_projected_along_the_line_and_say_so() -> None:
+def test_rows_are_projected_along_the_line_or_by_the_median_of_draws() -> None:
     spec = specification("bif")
     rungs = [rung(draws, 1 + 0.5 * draws) for draws in (4, 8, 16)]
     row = one_row(spec, {"rungs": rungs, "finished": True}, peak_flops=1e12)
@@ -36,10 +36,11 @@ def test_rows_are_projected_along_the_line_and_say_so() -> None:
     assert "too busy" in one_row(spec, {"rungs": [rung(4, 3.0), rung(8, 2.0)]})["error"]
     bent = [rung(draws, float(draws**2)) for draws in (4, 8, 16, 32)]
     assert "not linear" in one_row(spec, {"rungs": bent})["projected_from"]
-
-
-def test_draws_are_projected_by_their_median_and_held_against_the_longest_run() -> None:
-    """Setups of 0.3 and 0.9 s would turn two totals into any line; the draws themselves agree."""
+    spec = specification("trak", train=8)
+    rungs = [rung(0, 0.1 * n, fit=1.0, disk=100 + 20 * n) | {"size": {"train": n}} for n in (2, 4)]
+    row = one_row(spec, {"rungs": rungs})
+    assert (row["projected_from"], row["disk_bytes"], row["peak_memory_bytes"]) == ("2, 4 of 8 train", 260, 100)
+    # Setups of 0.3 and 0.9 s would turn two totals into any line; the draws themselves agree.
     spec = specification("bif")
     rungs = [rung(8, 0.9 + 8 * 0.1, tick_seconds=0.1), rung(100, 0.3 + 100 * 0.102, tick_seconds=0.102)]
     row = one_row(spec, {"rungs": rungs})
@@ -82,7 +83,7 @@ def test_ekfac_rows_are_measured_at_every_fitting_set_that_was_and_projected_bey
     assert rows[4]["projected_from"] == "1, 2 of 10 queries"
 
 
-def test_ekfac_rows_are_lines_in_blocks_where_the_whole_was_too_deep() -> None:
+def test_ekfac_rows_are_lines_in_blocks_and_one_that_cannot_be_had_says_why() -> None:
     spec = specification("ekfac", fit_sets=[8, 1000])
     spec["configuration"]["layers"] = layers = 10
     rows = make_rows(spec, {"rungs": [ekfac_rung(blocks, (8, 16)) for blocks in (1, 2, 4)]}, None)
@@ -94,21 +95,11 @@ def test_ekfac_rows_are_lines_in_blocks_where_the_whole_was_too_deep() -> None:
     assert rows[1]["projected_from"] == "1, 2, 4 of 10 layers; 8, 16 of 1000 fitting sequences"
     (alone,) = make_rows(spec | {"fit_sets": [8]}, {"rungs": [ekfac_rung(1)]}, None)
     assert alone["error"] == "1 of 10 layers were measured, and a projection needs two depths"
-
-
-def test_an_ekfac_row_that_cannot_be_had_says_why_beside_those_that_can() -> None:
     spec = specification("ekfac", query_counts=[2, 1800])
     result = {"rungs": [ekfac_rung(TINY.layers, points=False)], "error": "out of memory: 20 GiB"}
     first, second = make_rows(spec, result, None)
     assert not first["error"]
     assert second["error"] == "out of memory: 20 GiB: scores of 1800 queries were not measured"
-
-
-def test_what_a_sequence_writes_adds_up_where_its_memory_does_not() -> None:
-    spec = specification("trak", train=8)
-    rungs = [rung(0, 0.1 * n, fit=1.0, disk=100 + 20 * n) | {"size": {"train": n}} for n in (2, 4)]
-    row = one_row(spec, {"rungs": rungs})
-    assert (row["projected_from"], row["disk_bytes"], row["peak_memory_bytes"]) == ("2, 4 of 8 train", 260, 100)
 
 
 def record_of(run_id: str, *measured: tuple[dict[str, Any], list[dict[str, Any]]], **changes: Any) -> dict[str, Any]:
@@ -167,16 +158,13 @@ def test_a_check_that_went_badly_outlives_the_run_it_was_of(turn: int) -> None:
     assert rows[64]["held_out_error"] == pytest.approx(0, abs=1e-6)
 
 
-def test_a_run_that_was_made_twice_says_what_the_other_took() -> None:
+def test_a_run_that_was_made_twice_says_what_the_other_took_and_their_order_decides_nothing() -> None:
     """Of several others the furthest; a point that two sweeps took from one cache is no other."""
     for seconds, again in (((2.0, 2.5, 1.9), 2.5), ((2.0, 2.0), None)):
         points = [(specification("bif"), [rung(2000, score, tick_seconds=0.001)]) for score in seconds]
         (row,) = merge_rows([record_of(str(number), point) for number, point in enumerate(points)])
         assert row["again_seconds"] == again
-
-
-def test_the_order_of_sweeps_does_not_decide_what_they_come_to() -> None:
-    """On what was measured: the faster of two whole runs is the row; fewer blocks check a set only if it was run."""
+    # On what was measured: the faster of two whole runs is the row; fewer blocks check a set only if it was run.
     record = json.loads((ROOT / "results/scaling/scaling.json").read_text())
     points = [point for point in record["points"] if point["method"] == "ekfac" and point["model"] in ("31m", "410m")]
     rows = merge_rows([{"points": points}])

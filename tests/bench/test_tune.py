@@ -1,20 +1,23 @@
-"""Tuning: as many tries for all, on queries and subsets that are never reported, ties to the cheaper."""
+"""Tuning, sweeps and budgets: as many tries for all, on queries and subsets never reported; divergence survived."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
 import bench.tune as tuning
 from baselines.method import load_method
-from bench import Execution, Experiment, run, scoring
+from bench import Execution, Experiment, run, schema, scoring
 from bench.methods import TUNED_FORMAT, settings_of, tuned_settings
-from bench.tune import Tried, beyond, choose, clearly_behind, main, settings_to_try, tune_method
+from bench.tune import Tried, beyond, choose, clearly_behind, main, settings_to_try, trak_projections, tune_method
 from retrain import subsets
 from retrain.errors import UsageError
+from retrain.safe_files import read_checked
 from retrain.store import Store
 from retrain.tasks import load_task
 from retrain.tasks.digits import Digits
@@ -35,9 +38,7 @@ def arguments(tmp_path: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def test_it_keeps_the_grid_and_its_choice_is_used(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_keeps_the_grid_and_its_choice_is_used(arguments: list[str], tmp_path: Path, monkeypatch: Any) -> None:
     command = [*arguments, "--methods", "ekfac", "--tries", "3"]
     assert main(command) == 0
     record = json.loads((tmp_path / "tune" / "tune.json").read_text())
@@ -55,26 +56,23 @@ def test_it_keeps_the_grid_and_its_choice_is_used(
     assert all(getattr(result.variants[0].method, name) == value for name, value in chosen.items())
 
 
-@pytest.mark.parametrize(
-    ("extra", "words"),
-    [
-        (["--methods", "ekfac", "--set", "ekfac.damping=1"], "--set fixes all that ekfac would be tuned in (damping)"),
-        (["--methods", "random"], "random declares no grid"),
-        (["--methods", "ekfac", "--set", "ekfac.nosuch=1"], 'no option "nosuch"'),
-        (["--methods", "ekfac@damping=1"], '"ekfac@damping=1" is a variant'),
-    ],
-)
 def test_what_would_choose_nothing_is_refused_before_anything_is_made(
-    arguments: list[str], extra: list[str], words: str, tmp_path: Path, refused: Callable[..., str]
+    arguments: list[str], tmp_path: Path, refused: Callable[..., str]
 ) -> None:
-    assert words in refused(main, [*arguments, *extra])
+    for extra, words in (
+        (["ekfac", "--set", "ekfac.damping=1"], "--set fixes all that ekfac would be tuned in (damping)"),
+        (["random"], "random declares no grid"),
+        (["ekfac", "--set", "ekfac.nosuch=1"], 'no option "nosuch"'),
+        (["ekfac@damping=1"], '"ekfac@damping=1" is a variant'),
+    ):
+        assert words in refused(main, [*arguments, "--methods", *extra])
     assert not (tmp_path / "tune").exists()
 
 
 def test_no_reported_query_and_no_reported_subset_is_seen(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Reported subsets are poisoned and reported queries are counted."""
+    """Whatever subset is drawn and whatever query is asked about."""
     streams, asked = set(), set()
     true_mask, true_problem = subsets.mask, scoring.problem_of
 
@@ -94,9 +92,6 @@ def test_no_reported_query_and_no_reported_subset_is_seen(
     assert not asked & set(load_task(PLANTED).query_indices("report").tolist())
     entries = [info.path / "entry.json" for info in Store(tmp_path / "cache").entries("retrain")]
     assert {json.loads(path.read_text())["config"]["stream"] for path in entries} == {"tune"}
-
-
-def test_streams_of_subsets_are_disjoint() -> None:
     for seed in range(3):
         drawn = [subsets.masks(seed, 100, 0.1, 500, stream=stream) for stream in ("report", "tune", "learn")]
         assert len({tuple(row) for masks in drawn for row in masks}) == 300
@@ -235,3 +230,136 @@ def test_a_task_with_groups_is_tuned_within_them_for_one_alpha_at_the_models_ask
     assert chosen["raw"] == tuned["methods"]["kfac"]["raw"]["options"]
     with pytest.raises(UsageError, match="no tuned settings of kfac"):
         settings_of(kfac, loaded, "tuned", ("subset", (0.5,)))
+
+
+PLANTED = "tests.helpers.planted:Planted"
+
+
+def sweep(arguments: list[str], extra: list[str]) -> int:
+    """A budget where no grid is named, else a sweep."""
+    of_bif = ["--set", "bif.n_beta=200", "--set", "bif.draws=40", "--set", "bif.minibatch=50"]
+    return main(["sweep" if "--grid" in extra else "budget", *arguments, *of_bif, *extra])
+
+
+def test_a_sweep_marks_diverged_cells_and_reports_the_best_on_other_queries(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep(arguments, ["--grid", "gamma=1,10", "step_size=0.004,1.0"]) == 0
+    result = json.loads((tmp_path / "tune" / "sweep.json").read_text())
+    assert result["axes"] == {"gamma": [1.0, 10.0], "step_size": [0.004, 1.0]}
+    by_step = {step: [cell for cell in result["cells"] if cell["step_size"] == step] for step in (0.004, 1.0)}
+    assert [cell["lds"] for cell in by_step[1.0]] == [None, None]
+    assert all("healthy" in cell["reason"] for cell in by_step[1.0])
+    assert all(cell["lds"] > 0.3 for cell in by_step[0.004])
+    assert all(len(cell["traces"]) == 4 for cell in result["cells"])
+    assert result["split"] == "tune"
+    best = max(by_step[0.004], key=lambda cell: cell["lds"])
+    assert result["best_on_report"]["lds"]["tune"] == best["lds"]
+    assert result["best_on_report"]["lds"]["lds"] != best["lds"], "another set of queries"
+    assert "NaN" in capsys.readouterr().out
+
+
+def test_a_sweep_without_any_score_says_so_after_its_table(arguments: list[str], capsys: Any, monkeypatch: Any) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("bench.tune.write_json", full)
+    assert sweep(arguments, ["--grid", "step_size=1.0"]) == 1
+    captured = capsys.readouterr()
+    assert "step_size" in captured.out
+    assert "sweep.json cannot be written: No space left on device" in captured.err
+    assert "no cell has an LDS" in captured.err
+
+
+@pytest.mark.parametrize("extra", [["--grid", "gamma=1,2"], ["--methods", "bif@gamma=1"]])
+def test_what_ran_away_is_not_run_again(
+    extra: list[str], arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from baselines.bif.method import BIF
+
+    command = [*extra, "--set", "bif.step_size=1000"]
+    assert sweep(arguments, command) == 1
+    (path,) = (tmp_path / "tune").glob("*.json")
+    before = json.loads(path.read_text())
+    if cells := before.get("cells"):  # with losses beyond what floats of a record may hold
+        read_checked(path, schema.SweepRecord)
+        assert not any(str(tmp_path) in cell["reason"] for cell in cells), "no place of this machine"
+    monkeypatch.setattr(BIF, "score", None)
+    assert sweep(arguments, command) == 1
+    assert json.loads(path.read_text())["run_id"] == before["run_id"], "the same words, and so the same record"
+
+
+def test_budget_curves_use_one_runs_traces(arguments: list[str], tmp_path: Path) -> None:
+    assert sweep(arguments, ["--set", "bif.gamma=1", "--set", "bif.step_size=0.004", "--set", "trak.ridge=0.001"]) == 0
+    result = json.loads((tmp_path / "tune" / "budget.json").read_text())
+    raw = next(c for c in result["curves"] if c["method"] == "bif" and not c["normalised"])
+    values = [point["value"] for point in raw["points"]]
+    assert values == sorted(values)
+    assert values[-1] == 160, "4 chains of 40 draws"
+    assert raw["points"][-1]["lds"] > 0.3
+    # This model has fewer parameters than TRAK's least projection.
+    assert {(c["method"], c["axis"]) for c in result["curves"]} == {("bif", "draws"), ("trak", "checkpoints")}
+
+
+def test_a_budget_has_several_variants_and_one_that_diverges_costs_its_own_curve_alone(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    variants = ["bif@step_size=0.004,gamma=1", "short=bif@step_size=0.004,gamma=1,draws=10,keep_traces=true"]
+    assert sweep(arguments, ["--methods", *variants, "wild=bif@step_size=1000,gamma=1"]) == 1
+    assert "no curve of wild: " in capsys.readouterr().err
+    result = json.loads((tmp_path / "tune" / "budget.json").read_text())
+    curves = {(curve["label"], curve["normalised"]): curve["points"] for curve in result["curves"]}
+    assert {label for label, _ in curves} == {variants[0], "short"}
+    assert list(result["failed"]) == ["wild"]
+    assert [point["value"] for point in curves[variants[0], False]] == [20, 48, 100, 160], "round numbers, and all"
+    assert [point["value"] for point in curves["short", True]] == [20, 40]
+    assert all(curve["method"] == "bif" for curve in result["curves"])
+
+
+def test_trak_is_drawn_at_the_projections_that_it_takes_as_they_are() -> None:
+    model = nn.Linear(1100, 1, bias=False)
+    cells = SimpleNamespace(scorer=lambda _: SimpleNamespace(model=model), task=SimpleNamespace(train_data=range(300)))
+    for projection, options, expected in (
+        (1000, {"relative_ridge": 1.0}, [128, 512, 1000]),
+        (1000, {"ridge": 0.0}, [128]),
+        (200, {"ridge": 0.0}, [128, 200]),
+        (4096, {"relative_ridge": 1.0}, [128, 512]),
+    ):
+        assert trak_projections(cells, load_method("trak", projection=projection, **options)) == expected
+
+
+WOULD_BE_IGNORED = [
+    (["--grid", "gama=1"], "available"),
+    (["--methods", "bif", "--set", "bif.n_beta=many"], "bif.n_beta is 'many'; expected"),
+    (["--grid", "gamma=1e3,1e4", "--set", "bif.n_beta=many"], "bif.n_beta is 'many'; expected"),
+    (["--grid", "gamma=1,2", "--set", "bif.gamma=5"], "gamma is swept"),
+    (["--grid", "gamma=1", "--set", "ekfac.damping=1"], '--set names "ekfac", which is neither the task'),
+    (["--methods", "bif", "ekfac"], 'has "ekfac"; expected variants of bif or trak'),
+    (["--methods", "ekfac@damping=1", "--grid", "damping=1"], 'one method here, not "ekfac@damping=1"'),
+    (["--methods", "ekfac", "--set", "ekfac.damping=1", "--grid", "relative_damping=1"], "damping is swept"),
+]
+
+
+def test_what_would_be_ignored_or_cannot_run_is_refused_before_anything_is_retrained(
+    arguments: list[str], refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.runner.Session.retrain", lambda _: pytest.fail("retrained"))
+    for extra, words in WOULD_BE_IGNORED:
+        assert words in refused(lambda extra: sweep(arguments, extra), extra)
+    monkeypatch.setattr("baselines.gradsim.GradSim.skip", lambda *_: "the moon is full")
+    command = ["sweep", *arguments, "--methods", "gradsim"]
+    assert "--grid OPTION=V1,V2 is needed for gradsim" in refused(main, command)
+    assert "the moon is full" in refused(main, [*command, "--grid", "batch_size=10"])
+
+
+def test_another_runs_record_is_kept_and_failed_cells_are_named(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, out = ["--grid", "gamma=1", "--set"], tmp_path / "tune"
+    assert sweep(arguments, [*command, "bif.step_size=0.004"]) == 0
+    first = json.loads((out / "sweep.json").read_text())["run_id"]
+    assert sweep(arguments, [*command, "bif.step_size=0.004"]) == 0
+    assert [path.name for path in out.glob("*.json")] == ["sweep.json"], "the same run again"
+    assert sweep(arguments, [*command, "bif.step_size=1.0"]) == 1
+    assert "no LDS at gamma 1: " in capsys.readouterr().err
+    assert json.loads((out / f"sweep.{first}.json").read_text())["run_id"] == first
