@@ -3,17 +3,9 @@
 from dataclasses import asdict
 from typing import Any
 
+from bench.scaling import suite
 from bench.scaling.rows import COLUMNS
-from bench.scaling.suite import (
-    SUITE,
-    Configuration,
-    Setting,
-    chain_bytes,
-    covariance_flops,
-    draw_flops,
-    ekfac_needs,
-    lambda_flops,
-)
+from bench.scaling.suite import SUITE, Configuration, Setting
 
 LAW = Setting(train=400, queries=18, tokens=150, draws=2000, fit_examples=400)
 SCORE_LAW = {"score_base": 1e-9, "score_per_train": 1e-11, "score_per_query": 5e-11, "score_per_pair": 1e-13}
@@ -21,7 +13,7 @@ FIXED = 2e-10  # seconds a byte of factors
 
 
 def bif_law(configuration: Configuration, setting: Setting) -> float:
-    flops = draw_flops(configuration.num_token_parameters, setting.train, setting.queries, 32, setting.tokens)
+    flops = suite.draw_flops(configuration.num_token_parameters, setting.train, setting.queries, 32, setting.tokens)
     return 2.0 + setting.draws * 1.5 * flops / 7e14
 
 
@@ -30,9 +22,9 @@ def ekfac_parts(configuration: Configuration, setting: Setting) -> dict[str, flo
     return {
         "eigen_seconds": 3e-12 * configuration.eigen_cost,
         "covariance_base": 0.4 * FIXED * configuration.factor_bytes(),
-        "covariance_per_example": covariance_flops(configuration, setting.tokens) / 1e14,
+        "covariance_per_example": suite.covariance_flops(configuration, setting.tokens) / 1e14,
         "lambda_base": 0.6 * FIXED * configuration.factor_bytes(),
-        "lambda_per_example": lambda_flops(configuration, setting.tokens) / 5e13,
+        "lambda_per_example": suite.lambda_flops(configuration, setting.tokens) / 5e13,
         **{name: value * work for name, value in SCORE_LAW.items()},
     }
 
@@ -62,7 +54,7 @@ def rows_by_law(models: tuple[str, ...]) -> list[dict[str, Any]]:
             | {
                 "method": "bif", "fit_seconds": 0.0, "score_seconds": seconds, "draws": 2000, "minibatch": 32,
                 "seconds_per_draw": (seconds - 2.0) / LAW.draws, "setup_seconds": 2.0, "disk_bytes": 0,
-                "peak_memory_bytes": 1.1 * chain_bytes(configuration, 32, 150),
+                "peak_memory_bytes": 1.1 * suite.chain_bytes(configuration, 32, 150),
             }
         )  # fmt: skip
         parts = ekfac_parts(configuration, LAW)
@@ -76,7 +68,7 @@ def rows_by_law(models: tuple[str, ...]) -> list[dict[str, Any]]:
                 "method": "ekfac", "fit_seconds": fit, "score_seconds": ekfac_law(configuration, LAW) - fit,
                 "eigen_cost": configuration.eigen_cost, "fit_examples": 400, "fit_sizes": "200, 400",
                 "factor_bytes": configuration.factor_bytes(), "disk_bytes": 1.1 * configuration.factor_bytes(),
-                "peak_memory_bytes": 0.9 * ekfac_needs(configuration, 150).memory_bytes, **parts,
+                "peak_memory_bytes": 0.9 * suite.ekfac_needs(configuration, 150).memory_bytes, **parts,
             }
         )  # fmt: skip
     return rows

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -55,17 +55,12 @@ def write_run(
     `options`: of a label; `shift`: added to every LDS; `quality`: a label's LDS before alpha takes its share;
     `within`: of a task with groups, each label's LDS within them.
     """
-    rows: list[dict[str, Any]] = []
-    ceilings: list[dict[str, Any]] = []
-    pairs: list[dict[str, Any]] = []
-    entries = []
+    rows, ceilings, pairs, entries = [], [], [], []
     for label in methods:
         name, _, variant = label.partition("@")
         own = dict(part.split("=") for part in variant.split(",")) if variant else {}
-        entries.append(
-            {"name": name, "version": 1, "label": label, **own, **options.get(label, {})}
-            | ({"reference": reference} if reference != "full" and name not in CONTROLS else {})
-        )
+        own |= {"reference": reference} if reference != "full" and name not in CONTROLS else {}
+        entries.append({"name": name, "version": 1, "label": label, **own, **options.get(label, {})})
     for protocol, share, alpha, seed in product(protocols, shares, alphas, seeds):
         generator = np.random.default_rng([seed, round(1000 * share), round(100 * alpha)])
         where = {"task": task, "protocol": protocol, "alpha": alpha, "alpha_attribution": share, "seed": seed}
@@ -80,33 +75,25 @@ def write_run(
         for normalised in (False, True):
             for label in methods:
                 method = label.partition("@")[0]
-                lds = (
-                    quality.get(label, QUALITY.get(method, 0.2)) * (1.1 if normalised else 1) * (1 - 0.7 * alpha)
-                    + 0.02 * generator.normal()
-                    + shift
-                )
+                level = quality.get(label, QUALITY.get(method, 0.2)) * (1.1 if normalised else 1) * (1 - 0.7 * alpha)
+                lds = level + 0.02 * generator.normal() + shift
                 seconds = SECONDS.get(method, 5.0) * (0.3 + share) * (1 + 0.05 * generator.random())
-                rows.append(
-                    {
-                        **where, **sizes, "method": method, "normalised": normalised, "lds": lds, "ci_low": lds - 0.03,
-                        "ci_high": lds + 0.03, "lds_across_queries": 0.5 * lds, "ceiling": ceiling, "spread": 0.11,
-                        "fit_seconds": 0.2, "score_seconds": seconds,
-                        "peak_memory_bytes": 2**31, "device": device, "run_id": run_id,
-                        "label": label, "settings": label.partition("@")[2],
-                        **(_within(within.get(label, 0.1), 1 - alpha) if within else {}),
-                    }
-                )  # fmt: skip
-            for k, label in enumerate(methods):
-                for against in methods[k + 1 :]:
-                    gap = QUALITY.get(label.partition("@")[0], 0.2) - QUALITY.get(against.partition("@")[0], 0.2)
-                    pairs.append(
-                        {
-                            **where, **sizes, "method": label.partition("@")[0], "label": label, "against": against,
-                            "normalised": normalised, "difference": gap, "ci_low": gap - 0.03, "ci_high": gap + 0.03,
-                            "p_value": 0.001, "run_id": run_id,
-                            **(_gap_within(within.get(label, 0.1), within.get(against, 0.1)) if within else {}),
-                        }
-                    )  # fmt: skip
+                row = {
+                    **where, **sizes, "method": method, "normalised": normalised, "lds": lds, "ci_low": lds - 0.03,
+                    "ci_high": lds + 0.03, "lds_across_queries": 0.5 * lds, "ceiling": ceiling, "spread": 0.11,
+                    "fit_seconds": 0.2, "score_seconds": seconds, "peak_memory_bytes": 2**31, "device": device,
+                    "run_id": run_id, "label": label, "settings": label.partition("@")[2],
+                }  # fmt: skip
+                rows.append({**row, **(_within(within.get(label, 0.1), 1 - alpha) if within else {})})
+            for label, against in combinations(methods, 2):
+                name, other = (one.partition("@")[0] for one in (label, against))
+                gap = QUALITY.get(name, 0.2) - QUALITY.get(other, 0.2)
+                pair = {
+                    **where, **sizes, "method": name, "label": label, "against": against, "normalised": normalised,
+                    "difference": gap, "ci_low": gap - 0.03, "ci_high": gap + 0.03, "p_value": 0.001, "run_id": run_id,
+                }  # fmt: skip
+                more = _gap_within(within.get(label, 0.1), within.get(against, 0.1)) if within else {}
+                pairs.append({**pair, **more})
     place = folder / (folder_name or run_id)
     place.mkdir(parents=True)
     config = {
@@ -154,9 +141,8 @@ def write_question(folder: Path, **known: Any) -> None:
         more = {"bif-paper": 0.03, "ekfac-library": 0.15} if reference == "full" else {}
         options = {label: {"label": label, "name": label.partition("-")[0]} for label in more}
         within |= more
-        lds = {label: 0.4 + 0.5 * (0.4 if value is None else value) for label, value in within.items()} | {
-            "random": 0.0
-        }
+        lds = {label: 0.4 + 0.5 * (0.4 if value is None else value) for label, value in within.items()}
+        lds["random"] = 0.0
         name = f"question-{scheme}-{reference}"
         write_run(
             folder, run_id=f"{scheme[:3]}{reference[:3]}".ljust(12, "0"), folder_name=name, scheme=scheme,

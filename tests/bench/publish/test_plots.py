@@ -63,8 +63,9 @@ def error_bars(axis: Any) -> list[Any]:
     return [found for found in axis.containers if isinstance(found, ErrorbarContainer)]
 
 
-def names_of(drawing: Drawing) -> list[str]:
-    return [text.get_text() for legend in drawing.figure.legends for text in legend.texts]
+def labelled(drawing: Drawing, label: str) -> list[Any]:
+    """Lines of the first panel."""
+    return [line for line in drawing.figure.axes[0].lines if line.get_label() == label]
 
 
 @pytest.fixture
@@ -107,7 +108,7 @@ def test_what_the_committed_results_show_is_what_it_was(monkeypatch: pytest.Monk
     for kind in KINDS:
         for drawing in draw(kind.name, without_crowds(results, kind)):
             found[drawing.stem] = drawn_data(drawing.figure)
-            assert len(names_of(drawing)) <= MOST_NAMES, drawing.stem
+            assert sum(len(legend.texts) for legend in drawing.figure.legends) <= MOST_NAMES, drawing.stem
             panels = [axis for axis in drawing.figure.axes if axis.get_label() != "<colorbar>"]
             assert len(panels) <= MOST_PANELS, drawing.stem
     assert found == json.loads(GOLDEN.read_text())
@@ -123,7 +124,7 @@ def test_every_committed_picture_is_in_the_index_and_on_a_page() -> None:
     assert all(f"figures/{file}" in pages for file in files)
 
 
-def test_a_series_looks_alike_whatever_else_is_in_its_figure_and_like_no_other() -> None:
+def test_a_series_looks_alike_everywhere_and_an_axis_of_time_is_in_units_of_time() -> None:
     assert len({(colour, marker) for _, colour, marker in style.METHODS.values()}) == len(style.METHODS)
     assert len({label for label, _, _ in style.METHODS.values()}) == len(style.METHODS)
     alone = style.looks([("bif", "bif-paper")])["bif-paper"]
@@ -132,9 +133,6 @@ def test_a_series_looks_alike_whatever_else_is_in_its_figure_and_like_no_other()
     many = style.looks([("bif", f"BIF, draws={count}") for count in range(40)])
     assert len({(one["color"], one["marker"]) for one in many.values()}) == 40
     assert style.look("package.module:MyMethod")["label"] == "MyMethod"
-
-
-def test_an_axis_of_time_is_in_units_of_time() -> None:
     for low, high, expected in ((0.02, 50, "0.1 s"), (2, 4e8, "1 min"), (1.1, 1.3, "1 s")):
         figure = style.new_figure(3, 2)
         axis = figure.subplots()
@@ -278,17 +276,16 @@ def test_a_notebook_gets_a_figure_of_a_folder_or_of_a_result(results: Path) -> N
 
     for source in (results, str(results), Saved()):
         assert draw_figures(source).axes
-    with pytest.raises(ValueError, match="allows no figure of the kind scaling, which needs"):
-        draw_figures(results, "scaling")
-    with pytest.raises(ValueError, match='unknown figure "none"; available: front'):
-        draw_figures(results, "none")
+    for kind, said in (("scaling", "allows no figure of the kind scaling"), ("none", 'unknown figure "none"')):
+        with pytest.raises(ValueError, match=said):
+            draw_figures(results, kind)
 
 
 def test_every_seed_is_a_dot_beside_the_mean(tmp_path: Path) -> None:
     write_run(tmp_path, methods=("bif",), shares=(0.1,), seeds=(1, 2, 3))
     drawing, _ = draw("lds", tmp_path)
     (axis,) = drawing.figure.axes
-    (dots,) = [line for line in axis.lines if line.get_label() == "_seeds"]
+    (dots,) = labelled(drawing, "_seeds")
     rows = load_results(tmp_path).rows.query("not normalised")
     np.testing.assert_allclose(np.sort(dots.get_ydata()), np.sort(rows["lds"]))
     (mean,) = error_bars(axis)
@@ -297,8 +294,7 @@ def test_every_seed_is_a_dot_beside_the_mean(tmp_path: Path) -> None:
 
 def test_a_linear_ceiling_of_one_seed_alone_is_not_drawn_over_seeds(tmp_path: Path) -> None:
     def lines() -> list[Any]:
-        (axis,) = draw("lds", tmp_path)[0].figure.axes
-        return [line for line in axis.lines if line.get_label() == "_linear ceiling"]
+        return labelled(draw("lds", tmp_path)[0], "_linear ceiling")
 
     place = write_run(tmp_path, shares=(0.1,), seeds=(1, 2), alphas=(0.1, 0.5), linear_ceiling=True)
     assert len(lines()) == 1
@@ -331,8 +327,7 @@ def test_a_run_of_many_datamodels_is_one_figure_and_no_panel_elsewhere(tmp_path:
     write_run(tmp_path, **retrained, task_settings={"source": "new"})
     (drawing,) = draw("retraining", tmp_path)
     assert drawing.runs == ["retrained000"]
-    lengths = [len(one.get_xydata()) for one in drawing.figure.axes[0].lines if one.get_label() == "_joined"]
-    assert max(lengths) == len(known)
+    assert max(len(line.get_xydata()) for line in labelled(drawing, "_joined")) == len(known)
     assert set(without_curves(load_results(tmp_path)).rows["run_id"]) == {"usual0000000"}
     write_run(tmp_path / "alone", **retrained)
     assert set(without_curves(load_results(tmp_path / "alone")).rows["method"]) == {"bif"}
@@ -388,8 +383,8 @@ def test_the_front_picture_has_every_method_and_a_ceiling(tmp_path: Path) -> Non
     shown = {text.get_text() for text in axis.texts}
     assert {"labels alone", "random", "BIF", "bif-paper", "EK-FAC (kfac)", "TRAK", "x8", "noise ceiling"} <= shown
     assert "TracIn" not in shown, "a row without LDS within groups"
-    assert len([line for line in axis.lines if line.get_label() == "_paper"]) == 3  # bif-paper, ekfac-library, gradsim
-    (ceiling,) = [line for line in axis.lines if line.get_label() == "_noise ceiling"]
+    assert len(labelled(fixed, "_paper")) == 3  # bif-paper, ekfac-library, gradsim
+    (ceiling,) = labelled(fixed, "_noise ceiling")
     known = json.loads((tmp_path / "question-fixed-full" / "run.json").read_text())["ceilings"][0]
     assert ceiling.get_ydata()[0] == pytest.approx(known["ceiling_within_groups"])  # type: ignore[index]
 
@@ -408,10 +403,10 @@ def test_records_of_one_setting_are_drawn_together_and_named(tmp_path: Path) -> 
     assert drawing.runs == ["a" * 12, "b" * 12]
     shown = {text.get_text() for text in drawing.figure.axes[0].texts}
     assert {"EK-FAC (kfac)", "labels alone", "BIF, draws=370 (1 seed)"} <= shown
-    assert not [line for line in drawing.figure.axes[0].lines if line.get_label() == "_joined"], "no course of time"
+    assert not labelled(drawing, "_joined"), "no course of time"
 
 
-def test_the_committed_scaling_table_can_be_drawn() -> None:
+def test_scaling_is_drawn_from_the_committed_table_and_from_rows_alone() -> None:
     """Its columns of words are known as such; and what was measured is told from what was not."""
     rows = [row for row in read_rows(ROOT / "results" / "scaling" / "scaling.csv") if row["method"] == "ekfac"]
     found = measured_fits([row for row in rows if not row["error"]], 18)
@@ -419,9 +414,6 @@ def test_the_committed_scaling_table_can_be_drawn() -> None:
     assert whole == {400, 2000, 10000}
     assert part == {400}
     assert {size for size, _ in found[True]} == {row["parameters"] for row in rows if row["model"] == "2.8b"}
-
-
-def test_who_is_cheaper_where_is_drawn_from_rows_alone() -> None:
     rows = pd.DataFrame(rows_by_law(SIZES))
     assert can_draw(rows)
     assert not can_draw(rows[rows["method"] == "bif"])

@@ -34,7 +34,7 @@ def records_of(task: str) -> pd.DataFrame:
     return load_results(ROOT / "results" / task).rows
 
 
-def test_ranks_are_all_that_lds_needs() -> None:
+def test_there_is_a_bank_to_compete_on_and_ranks_are_all_that_it_needs() -> None:
     generator = np.random.default_rng(0)
     truth, prediction = generator.normal(size=(40, 9)), generator.normal(size=(40, 9)).round(1)  # with ties
     prediction[3, 2] = np.nan
@@ -43,6 +43,9 @@ def test_ranks_are_all_that_lds_needs() -> None:
     whole, kept = (metrics.linear_datamodelling_score(truth, one) for one in (prediction, ranks))
     assert kept.lds == pytest.approx(whole.lds, abs=1e-12)
     assert (kept.ci_low, kept.num_undefined) == (pytest.approx(whole.ci_low, abs=1e-12), 1)
+    assert {path.name.split("-")[0] for path in BANKS} >= {"digits", "tinylm", "cifar10"}
+    kept = (ROOT / "results" / "bank").rglob("*")
+    assert sum(path.stat().st_size for path in kept if path.is_file()) < 15e6
 
 
 def test_a_method_is_verified_on_subsets_that_did_not_exist_before(tmp_path: Path, capsys: Any) -> None:
@@ -55,12 +58,6 @@ def test_a_method_is_verified_on_subsets_that_did_not_exist_before(tmp_path: Pat
     assert set(runs.rows["seed"]) == set(seeds)
     assert len(set(seeds)) == 2
     assert {"gradsim", "kfac", "random", "same_class"} == set(runs.rows["label"])
-
-
-def test_there_is_a_bank_to_compete_on() -> None:
-    assert {path.name.split("-")[0] for path in BANKS} >= {"digits", "tinylm", "cifar10"}
-    kept = (ROOT / "results" / "bank").rglob("*")
-    assert sum(path.stat().st_size for path in kept if path.is_file()) < 15e6
 
 
 @pytest.mark.parametrize("folder", BANKS, ids=lambda path: path.name)
@@ -162,9 +159,7 @@ def test_further_losses_that_do_not_fit_are_refused(world: dict[str, Any], tmp_p
             read_truth(tmp_path)
 
 
-def test_scores_from_elsewhere_stand_beside_recorded_ones(
-    world: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scores_from_elsewhere_stand_beside_recorded_ones(world: dict[str, Any], capsys: Any) -> None:
     folder: Path = world["folder"]
     (file,) = (folder / "scores").glob("kfac-raw-logistic-*-queries-seed-1-share-1.npy")
     ours = np.load(file)
