@@ -1,36 +1,33 @@
 """The network: the paper's parameter count, its start, and the transforms that the methods put it through."""
 
-import importlib.util
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 
 from retrain.models import resnet9_training
 from retrain.models.resnet9 import ResNet9, whitening_weight
 from retrain.models.resnet9_training import logits_in, logits_of_whitened, with_border
+from tests.retrain.test_fused_cross_entropy import interpret_kernels, interpreted
 
 
 def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def digits_model(seed: int = 0) -> ResNet9:
-    return ResNet9(in_channels=1, image_size=8, widths=(16, 32, 32), generator=seeded(seed))
+def digits_model() -> ResNet9:
+    return ResNet9(in_channels=1, image_size=8, widths=(16, 32, 32), generator=seeded(0))
 
 
-def test_parameter_count_is_the_papers():
+def test_parameter_count_is_the_papers_and_convolutions_start_as_the_identity_on_their_input_channels():
     model = ResNet9()
     assert sum(p.numel() for p in model.parameters()) == 1_972_792
     trainable = {name for name, p in model.named_parameters() if p.requires_grad}
     norm_biases = {f"groups.{g}.norm{n}.bias" for g in range(3) for n in (1, 2)}
     convolutions = {f"groups.{g}.conv{n}.weight" for g in range(3) for n in (1, 2)}
     assert trainable == norm_biases | convolutions | {"head.weight"}
+    inputs = torch.randn(2, 64, 5, 5, generator=seeded(0))
+    assert torch.allclose(model.groups[1].conv1(inputs)[:, :64], inputs, atol=1e-6)
 
 
 @pytest.mark.parametrize(("image_size", "channels"), [(32, 3), (8, 1), (4, 1), (16, 3), (28, 1)])
@@ -39,21 +36,6 @@ def test_logits_have_one_column_a_class(image_size, channels):
     logits = model(torch.randn(3, channels, image_size, image_size, generator=seeded(0)))
     assert logits.shape == (3, 7)
     assert logits.isfinite().all()
-
-
-def test_same_generator_same_start_and_the_global_state_is_left_alone():
-    before = torch.get_rng_state()
-    first, second, other = digits_model(1), digits_model(1), digits_model(2)
-    assert torch.equal(torch.get_rng_state(), before)
-    for (name, a), b in zip(first.state_dict().items(), second.state_dict().values(), strict=True):
-        assert torch.equal(a, b), name
-    assert not torch.equal(first.head.weight, other.head.weight)
-
-
-def test_convolutions_start_as_the_identity_on_their_input_channels():
-    group = ResNet9(widths=(64, 96, 96)).groups[1]
-    inputs = torch.randn(2, 64, 5, 5, generator=seeded(0))
-    assert torch.allclose(group.conv1(inputs)[:, :64], inputs, atol=1e-6)
 
 
 def test_forward_matches_the_formula_written_out():
@@ -67,9 +49,13 @@ def test_forward_matches_the_formula_written_out():
         hidden = nn.functional.gelu(group.norm2(group.conv2(hidden)))
     expected = hidden.amax((2, 3)) @ model.head.weight.T / 9
     assert torch.allclose(model(inputs), expected, atol=1e-6)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.allclose(model(inputs).float(), expected, atol=0.05)
+    last = model.to(memory_format=torch.channels_last)
+    assert torch.allclose(last(inputs.to(memory_format=torch.channels_last)), expected, atol=1e-5)
 
 
-def test_whitened_patches_are_uncorrelated():
+def test_whitened_patches_are_uncorrelated_whatever_the_order_and_dtype():
     mixing = torch.randn(12, 12, generator=seeded(0), dtype=torch.float64)
     images = (torch.randn(4000, 12, generator=seeded(1), dtype=torch.float64) @ mixing).reshape(-1, 3, 2, 2)
     weight = whitening_weight(images, eps=0.0)
@@ -77,9 +63,6 @@ def test_whitened_patches_are_uncorrelated():
     assert torch.equal(weight[:12], -weight[12:])
     outputs = images.reshape(-1, 12) @ weight[:12].double().reshape(12, 12).T
     assert torch.allclose(outputs.T @ outputs / 4000, torch.eye(12, dtype=torch.float64), atol=1e-4)
-
-
-def test_whitening_is_the_same_whatever_the_order_and_dtype():
     images = torch.rand(300, 3, 8, 8, generator=seeded(0))
     expected = whitening_weight(images)
     shuffled = images[torch.randperm(300, generator=seeded(1))].double()
@@ -96,35 +79,6 @@ def test_whitening_of_flat_images_is_finite_and_bad_input_is_refused():
         ResNet9(image_size=3)
 
 
-def test_per_example_gradients_under_vmap_equal_a_loop():
-    model = digits_model().eval()
-    inputs = torch.randn(4, 1, 8, 8, generator=seeded(0))
-    labels = torch.tensor([0, 3, 9, 3])
-    trainable = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
-
-    def loss(parameters, image, label):
-        logits = functional_call(model, parameters, (image[None],))
-        return nn.functional.cross_entropy(logits, label[None])
-
-    gradients = vmap(grad(loss), in_dims=(None, 0, 0))(trainable, inputs, labels)
-    for i in range(4):
-        model.zero_grad()
-        nn.functional.cross_entropy(model(inputs[i : i + 1]), labels[i : i + 1]).backward()
-        for name, p in model.named_parameters():
-            if p.requires_grad:
-                assert torch.allclose(gradients[name][i], p.grad, atol=1e-5), name
-
-
-def test_channels_last_and_bf16_agree_with_plain_float32():
-    model = digits_model().eval()
-    inputs = torch.randn(6, 1, 8, 8, generator=seeded(0))
-    plain = model(inputs)
-    last = model.to(memory_format=torch.channels_last)
-    assert torch.allclose(last(inputs.to(memory_format=torch.channels_last)), plain, atol=1e-5)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.allclose(model(inputs).float(), plain, atol=0.05)
-
-
 @pytest.mark.parametrize("image_size", [32, 31, 8])  # 31: no row is left over from the maxima; 8: none is taken later
 def test_logits_of_whitened_images_are_the_logits(image_size: int) -> None:
     model = ResNet9(image_size=image_size, widths=(8, 16, 16)).eval()
@@ -138,10 +92,6 @@ def test_logits_of_whitened_images_are_the_logits(image_size: int) -> None:
 
 
 # ---- Triton: interpreted on the CPU where it is installed, for real on a GPU ----
-
-
-# Triton reads this when it is first imported, hence a process of its own.
-interpreted = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs within the next test")
 
 
 def relative_error(found: Tensor, right: Tensor) -> float:
@@ -160,13 +110,7 @@ def as_after_training(module: nn.Module) -> None:
 
 
 def test_the_kernels_in_tritons_interpreter() -> None:
-    if importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1":
-        pytest.skip("needs triton, and a process that does not interpret it yet")
-    files = [__file__, __file__.replace("test_resnet9", "test_resnet9_training_kernels")]
-    command = [sys.executable, "-m", "pytest", "-q", *files, "-k", "kernels_of"]
-    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert done.stdout.startswith("." * 33)
+    interpret_kernels(33, __file__, __file__.replace("test_resnet9", "test_resnet9_training_kernels"))
 
 
 # Half precision stands for bf16, which the interpreter multiplies wrongly.
@@ -238,9 +182,7 @@ def test_kernels_of_the_whole_network() -> None:
 WIDTHS = pytest.mark.parametrize("widths", [(64, 256, 256), (24, 40, 16)], ids=str)
 
 
-def gpu_problem(
-    widths: tuple[int, ...], num_images: int, dtype: torch.dtype = torch.bfloat16
-) -> tuple[ResNet9, Tensor, Tensor]:
+def gpu_problem(widths: tuple[int, ...], num_images: int, dtype=torch.bfloat16) -> tuple[ResNet9, Tensor, Tensor]:
     """A model, images, and what `Cifar10.resident` makes of them."""
     model = ResNet9(widths=widths).cuda().eval()
     as_after_training(model)
@@ -253,9 +195,8 @@ def gpu_problem(
 
 def gradients(model: ResNet9, logits: Tensor) -> list[Tensor]:
     labels = torch.arange(len(logits), device=logits.device) % 10
-    return list(
-        torch.autograd.grad(F.cross_entropy(logits, labels), [p for p in model.parameters() if p.requires_grad])
-    )
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    return list(torch.autograd.grad(F.cross_entropy(logits, labels), parameters))
 
 
 @pytest.mark.cuda

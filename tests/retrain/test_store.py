@@ -1,6 +1,5 @@
 """The store: whole or not at all, verified on reading, quarantined when damaged."""
 
-import errno
 import itertools
 import json
 import logging
@@ -72,20 +71,13 @@ def test_configurations_that_json_cannot_hold_are_refused_by_name(store, value, 
         store.key("losses", value if isinstance(value, dict) else {"a": value})
 
 
-def nested(depth):
-    value = {}
-    for _ in range(depth):
-        value = {"a": value}
-    return value
-
-
 def test_what_cannot_be_kept_leaves_nothing(store):
     for arrays, record, reason in [
         ({"a": np.array([object()])}, {}, "dtype object"),
         ({"a": [1, 2]}, {}, "numpy array"),
         (ARRAYS, {"loss": float("nan")}, r"record\.loss is nan"),
         (ARRAYS, {"x": "y" * (17 * 2**20)}, "bytes of JSON"),
-        (ARRAYS, {"x": nested(70)}, "nested"),
+        (ARRAYS, json.loads('{"x":' * 70 + "{}" + "}" * 70), "nested"),
         ({"\ud800": np.zeros(1)}, {}, "name must be"),
     ]:
         with pytest.raises(StoreError, match=reason):
@@ -107,8 +99,6 @@ def test_unusable_roots_are_one_line(tmp_path, monkeypatch, root):
 
 
 # -- damage -----------------------------------------------------------------------------------------------------------
-
-
 def reseal(path, change):
     """An edit whose author also mends the checksum of entry.json."""
     content = json.loads((path / "entry.json").read_text())
@@ -177,16 +167,11 @@ def test_an_entry_copied_to_a_wrong_place_is_not_believed(store):
 
 
 # -- writers ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_first_writer_wins(store):
-    first = store.write("losses", CONFIG, ARRAYS, RECORD)
-    second = store.write("losses", CONFIG, {"loss": np.zeros(1)}, {"seconds": 9.0})
+def test_the_first_writer_wins_also_in_a_race(store, monkeypatch):
+    first = store.write("losses", {"index": 0}, ARRAYS, RECORD)
+    second = store.write("losses", {"index": 0}, {"loss": np.zeros(1)}, {"seconds": 9.0})
     assert second.record == first.record
     np.testing.assert_array_equal(second.arrays["loss"], ARRAYS["loss"])
-
-
-def test_a_writer_that_loses_the_race_gets_the_winner(store, monkeypatch):
     rival = Store(store.root)
     publish = Store._publish
 
@@ -221,23 +206,6 @@ def test_racing_processes_leave_whole_entries(store):
         assert (store.read("losses", {"index": index}).arrays["loss"] == index).all()
     assert len(list(store.entries())) == 40
     assert not (store.root / "quarantine").exists()
-
-
-def test_no_space_is_one_clear_line_and_no_damage(store, monkeypatch):
-    store.write("losses", {"index": 0}, ARRAYS, RECORD)
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(store_module, "write_whole", full)
-        with pytest.raises(StoreError, match="no space left") as caught:
-            store.write("losses", CONFIG, ARRAYS, RECORD)
-        assert str(caught.value).isprintable()
-    assert os.listdir(store.root / ".tmp") == []
-    assert store.read("losses", {"index": 0}) is not None
-    assert not store.has("losses", CONFIG)
-    store.write("losses", CONFIG, ARRAYS, RECORD)
 
 
 def write_for_ever(root, ready):
@@ -286,22 +254,12 @@ def test_stale_temporary_folders_go_and_live_ones_stay(store):
     assert {name: (store.root / ".tmp" / name).exists() for name in names} == names
 
 
-def test_caches_are_merged_by_copying(tmp_path):
-    one, two = Store(tmp_path / "one"), Store(tmp_path / "two")
-    for index in range(6):
-        (one if index % 2 else two).write("losses", {"index": index}, {"loss": np.full(3, index)}, {})
-    shutil.copytree(one.root, two.root, dirs_exist_ok=True)
-    assert [int(two.read("losses", {"index": index}).arrays["loss"][0]) for index in range(6)] == list(range(6))
-
-
 def test_listing_passes_over_junk_and_removal_is_whole(store):
     entry = store.write("losses", CONFIG, ARRAYS, RECORD)
     store.write("scores", CONFIG, ARRAYS, RECORD)
     (store.root / "README").write_text("x")
-    (store.root / "losses" / "zz").mkdir()
-    (store.root / "losses" / "00").mkdir(exist_ok=True)
-    (store.root / "losses" / "00" / "not-a-key").mkdir()
-    (store.root / "Strange Folder").mkdir()
+    for junk in ("losses/zz", "losses/00/not-a-key", "Strange Folder"):
+        (store.root / junk).mkdir(parents=True)
     infos = list(store.entries())
     assert [info.kind for info in infos] == ["losses", "scores"]
     assert list(store.entries("losses")) == infos[:1]
