@@ -8,6 +8,9 @@ All queries share a minibatch, so that its gradients are computed once for all o
 eigenvalue of P^-1 G_batch), found by power iterations on the first minibatch. The answer is the mean of the iterates of
 the second half, which takes out most of the minibatches' noise. `iterations` = 0 is kfac. As in `ekfac_cg`, all layers
 are damped alike.
+
+bergson's ASTRA has momentum and a step size that is chosen by hand, minibatches of its own for every query, exact
+products with G, and each layer's own damping. With whole batches and one damping both end at the same solution.
 """
 
 from collections.abc import Mapping

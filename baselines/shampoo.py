@@ -2,7 +2,8 @@
 
 As kfac, with other eigenvectors. K-FAC's sides are the second moments of a layer's inputs and of its output gradients,
 as if positions and both sides were independent. Shampoo's are the sums of G G^T and G^T G over the layer's per-example
-gradients G, which assumes neither. Eigenvalues are the mean squares of the gradients in that basis, as in EK-FAC.
+gradients G, which assumes neither. bergson sums them over gradients of batches; with one document a batch it gives
+these scores. Eigenvalues are the mean squares of the gradients in that basis, as in EK-FAC.
 """
 
 from dataclasses import dataclass

@@ -32,6 +32,7 @@ NO_SETTING = {"asked", "keep_traces", "label", "name", "origin", "rows", "settin
 # Nobody sets a version, batches follow the machine, and the models that a method looks at are told beside its name;
 # where they differ, the name of the series says so.
 UNTOLD = NO_SETTING | {"version", "fit_batch_size", "gradient_batch_size", "reference", "models"}
+OWN_MODELS = ("daunce",)  # methods whose option `models` is their own, and counts no models that they look at
 PILOTED = ("bif", "bif_cv")  # methods whose 0 leaves these to a pilot run
 LEFT_TO_PILOT = ("draws", "gamma", "n_beta", "step_size")
 LONG = 48  # letters of settings from which a name gives their digest instead
@@ -98,7 +99,7 @@ class Identity:
                 "series_id": canonical([name, label, settings]),
                 "source": str(described.get("source", "")),
                 "reference": str(described.get("reference", "full")),  # the models that it looks at, and how many
-                "models": int(described.get("models", 1)),
+                "models": 1 if name in OWN_MODELS else int(described.get("models", 1)),
             }
         return self._series[key]
 
@@ -223,7 +224,8 @@ def model_words(label: str, reference: str, models: int) -> str:
 def without_models(label: str) -> str:
     """kfac@damping=1,reference=subset,models=8 as kfac@damping=1."""
     name, *options = label.replace("@", ",").split(",")
-    kept = ",".join(option for option in options if not option.startswith(("models=", "reference=")))
+    told = ("reference=",) if name in OWN_MODELS else ("models=", "reference=")
+    kept = ",".join(option for option in options if not option.startswith(told))
     return f"{name}@{kept}" if kept else name
 
 
@@ -241,7 +243,8 @@ def settings_words(method: str, options: Mapping[str, Any]) -> str:
     """A method's settings without what nearly always is as it is: "draws=250, gamma=100000, n_beta=2000"."""
     usual = USUAL.get(method, {})
     known = sorted(acting(options).items())
-    told = {name: value for name, value in known if value is not None and name not in UNTOLD}
+    untold = UNTOLD - {"models"} if method in OWN_MODELS else UNTOLD
+    told = {name: value for name, value in known if value is not None and name not in untold}
     shown = [(name, value) for name, value in told.items() if name not in usual or usual[name] != value]
     return ", ".join(
         f"{name} by the pilot"

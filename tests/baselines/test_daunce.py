@@ -9,6 +9,7 @@ import torch
 from baselines.daunce import Daunce
 from baselines.method import load_method
 from retrain.errors import UsageError
+from retrain.losses import SquaredError
 from retrain.outputs import output_of
 from retrain.tasks import load_task
 from tests.helpers.planted import Planted, make_problem
@@ -19,7 +20,7 @@ def test_least_squares_in_closed_form(tmp_path: Path) -> None:
     """H_S d = the mean of (2 u_i - 1) g_i over the share S; scores are minus the covariance of the losses there."""
     task = Planted(num_train=60, num_queries=9)
     problem = make_problem(task, tmp_path)
-    method = Daunce(models=6, step_size=0.3, epochs=300, minibatch=200)
+    method = Daunce(models=6, step_size=0.3, steps=300, minibatch=200, objective="hessian")
     losses = []
     for number in range(6):
         chosen, factors, _ = method.drawn(problem, number)
@@ -42,6 +43,44 @@ def test_least_squares_in_closed_form(tmp_path: Path) -> None:
     torch.testing.assert_close(answer.train_scale, torch.stack(losses).std(0)[9:], rtol=1e-2, atol=1e-4)
 
 
+class Linear(SquaredError):
+    """The output times the target, so that a change of the loss is known from its gradient."""
+
+    def per_example(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return outputs.squeeze(1) * targets
+
+
+class LinearlyPlanted(Planted):
+    loss_function = Linear()
+
+
+def test_linear_losses_in_closed_form(tmp_path: Path) -> None:
+    """By default 2 F_S d = the mean of (2 u_i - 1) g_i over the share S, F_S the second moment of the g_i."""
+    task = LinearlyPlanted(num_train=60, num_queries=9)
+    problem = make_problem(task, tmp_path)
+    method = Daunce(models=2, step_size=0.03, steps=3000, minibatch=200)
+    for number in range(2):
+        chosen, factors, _ = method.drawn(problem, number)
+        gradients = torch.cat([task.train_data.inputs[chosen], torch.ones(18, 1)], dim=1)
+        gradients = gradients * task.train_data.targets[chosen, None]
+        moved = torch.linalg.solve(2 * gradients.T @ gradients, gradients.T @ (factors - 1))
+        before = torch.cat([problem.model.weight[0], problem.model.bias])  # type: ignore[arg-type, index]
+        model = method.perturbed(problem, number)
+        after = torch.cat([model.weight[0], model.bias])  # type: ignore[index]
+        torch.testing.assert_close(after - before.detach(), moved, rtol=1e-3, atol=1e-4)
+
+
+def test_a_single_step_goes_along_the_perturbed_gradient(tmp_path: Path) -> None:
+    """Both objectives' first slope is minus the mean of (2 u_i - 1) g_i: then scores are -g_query^T F g_train."""
+    problem = make_problem(Planted(num_train=60, num_queries=9), tmp_path)
+    one, other = (
+        Daunce(models=2, steps=1, minibatch=200, objective=objective).perturbed(problem, 0)
+        for objective in ("fisher", "hessian")
+    )
+    torch.testing.assert_close(one.weight, other.weight)
+    assert not torch.equal(one.weight, problem.model.weight)  # type: ignore[arg-type]
+
+
 def test_outputs_are_the_models_own_and_divergence_is_said(tmp_path: Path) -> None:
     digits = load_task("digits", num_train=40, epochs=1)
     problem = replace(
@@ -50,13 +89,15 @@ def test_outputs_are_the_models_own_and_divergence_is_said(tmp_path: Path) -> No
         model=digits.train_base(init_seed=0, order_seed=0, device=torch.device("cpu")),
     )  # fmt: skip
     problem = replace(problem, attributed_indices=problem.attributed_indices[:40])
-    method = Daunce(models=4, minibatch=16)
+    method = Daunce(models=4, minibatch=16, steps=1)
     (losses, margins) = (
         method.score_part(replace(problem, output=output), None, 0)["losses"] for output in ("loss", "margin")
     )
     torch.testing.assert_close(margins[:, :5], output_of(losses[:, :5], "margin"))
     torch.testing.assert_close(margins[:, 5:], losses[:, 5:])
     with pytest.raises(FloatingPointError, match="smaller step_size"):
-        run(Daunce(models=2, step_size=1e30, epochs=20), problem)
+        run(Daunce(models=2, step_size=1e30, steps=20), problem)
+    with pytest.raises(UsageError, match="objective is"):
+        load_method("daunce", objective="loss")
     with pytest.raises(UsageError, match="models is 1"):
         load_method("daunce", models=1)

@@ -45,8 +45,10 @@ ACCURATE: dict[str, dict] = {
     "bif_cv": {"draws": 400, "gamma": 2e4, "n_beta": 2e4, "step_size": 2e-5},
     "bif_devinterp": {"chains": 4, "draws": 400},
     "bif_gaussian": {"draws": 1000},
-    "daunce": {"models": 100, "minibatch": 60, "epochs": 5, "step_size": 0.3, "share": 1.0},
-}
+    "daunce": {
+        "models": 100, "minibatch": 60, "steps": 20, "step_size": 0.3, "share": 1.0, "objective": "hessian",
+    },
+}  # fmt: skip
 # What exact leave-one-out correlation each must reach: EK-FAC and BIF are influence functions here, exactly.
 EXACT = ("bif", "ekfac", "kfac", "shampoo", "ekfac_cg", "astra", "if_cg")
 ACCURACY = dict.fromkeys(EXACT, 0.95) | dict.fromkeys(("bif_cv", "logra", "trackstar", "trak", "daunce"), 0.8)

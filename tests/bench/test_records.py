@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bench.identity import UNUSUAL_READINGS, settings_words
+from bench.identity import UNUSUAL_READINGS, Identity, model_words, settings_words
 from bench.metrics import PooledCeiling
 from bench.records import EXPERIMENT, ceiling_over_seeds, linear_ceiling_over_seeds, load_results, over_seeds
 from retrain.tasks.cifar10 import READINGS
@@ -253,3 +253,15 @@ def test_few_seeds_show_their_own_intervals_and_five_their_standard_error() -> N
     assert over_seeds(cell) == pytest.approx((scores.mean(), scores.mean() - error, scores.mean() + error))
     assert over_seeds(cell[:2]) == pytest.approx((0.401, 0.38, 0.432))
     assert over_seeds(cell[:1]) == pytest.approx((0.40, 0.38, 0.43))
+
+
+def test_an_option_of_its_own_counts_no_models_that_a_method_looks_at() -> None:
+    """Records of daunce have its finetuned models where those of others have the models whose scores are averaged."""
+    told = {"label": "daunce@models=200", "name": "daunce", "models": 200, "reference": "subset"}
+    averaged = {"label": "kfac@models=8", "name": "kfac", "models": 8, "reference": "subset"}
+    record = Identity({"config": {"task": {}, "methods": [told, averaged]}, "ceilings": []})
+    words = {}
+    for one in (told, averaged):
+        found = record.series({"method": one["name"], "normalised": False}, one["label"])
+        words[found["models"]] = model_words(found["label"], found["reference"], found["models"]), found["settings"]
+    assert words == {1: ("daunce@models=200, subset", "models=200"), 8: ("kfac, subset x 8", "")}
