@@ -17,10 +17,10 @@ from tests.helpers.problems import run
 
 
 def test_least_squares_in_closed_form(tmp_path: Path) -> None:
-    """H_S d = the mean of (2 u_i - 1) g_i over the share S; scores are minus the covariance of the losses there."""
+    """H_S d = the mean of r_i g_i over the share S; scores are minus the covariance of the losses there."""
     task = Planted(num_train=60, num_queries=9)
     problem = make_problem(task, tmp_path)
-    method = Daunce(models=6, step_size=0.3, steps=300, minibatch=200, objective="hessian")
+    method = Daunce(models=6, step_size=0.3, steps=300, minibatch=200, objective="hessian", rho=1.0)
     losses = []
     for number in range(6):
         chosen, factors, _ = method.drawn(problem, number)
@@ -55,7 +55,7 @@ class LinearlyPlanted(Planted):
 
 
 def test_linear_losses_in_closed_form(tmp_path: Path) -> None:
-    """By default 2 F_S d = the mean of (2 u_i - 1) g_i over the share S, F_S the second moment of the g_i."""
+    """By default 2 F_S d = the mean of r_i g_i over the share S, F_S the second moment of the g_i."""
     task = LinearlyPlanted(num_train=60, num_queries=9)
     problem = make_problem(task, tmp_path)
     method = Daunce(models=2, step_size=0.03, steps=3000, minibatch=200)
@@ -71,7 +71,7 @@ def test_linear_losses_in_closed_form(tmp_path: Path) -> None:
 
 
 def test_a_single_step_goes_along_the_perturbed_gradient(tmp_path: Path) -> None:
-    """Both objectives' first slope is minus the mean of (2 u_i - 1) g_i: then scores are -g_query^T F g_train."""
+    """Both objectives' first slope is minus the mean of r_i g_i: then scores are -g_query^T F g_train."""
     problem = make_problem(Planted(num_train=60, num_queries=9), tmp_path)
     one, other = (
         Daunce(models=2, steps=1, minibatch=200, objective=objective).perturbed(problem, 0)
@@ -96,7 +96,7 @@ def test_outputs_are_the_models_own_and_divergence_is_said(tmp_path: Path) -> No
     torch.testing.assert_close(margins[:, :5], output_of(losses[:, :5], "margin"))
     torch.testing.assert_close(margins[:, 5:], losses[:, 5:])
     with pytest.raises(FloatingPointError, match="smaller step_size"):
-        run(Daunce(models=2, step_size=1e30, steps=20), problem)
+        run(Daunce(models=2, step_size=1e30, steps=20, rho=1.0), problem)
     with pytest.raises(UsageError, match="objective is"):
         load_method("daunce", objective="loss")
     with pytest.raises(UsageError, match="models is 1"):

@@ -46,7 +46,7 @@ ACCURATE: dict[str, dict] = {
     "bif_devinterp": {"chains": 4, "draws": 400},
     "bif_gaussian": {"draws": 1000},
     "daunce": {
-        "models": 100, "minibatch": 60, "steps": 20, "step_size": 0.3, "share": 1.0, "objective": "hessian",
+        "models": 100, "minibatch": 60, "steps": 20, "step_size": 0.3, "share": 1.0, "objective": "hessian", "rho": 1.0,
     },
 }  # fmt: skip
 # What exact leave-one-out correlation each must reach: EK-FAC and BIF are influence functions here, exactly.
