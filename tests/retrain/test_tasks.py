@@ -95,7 +95,7 @@ QUICK = {
     "if_cg": {"iterations": 1, "damping": 10.0},
     "astra": {"iterations": 2},
     "bif_gaussian": {"draws": 4},
-    "daunce": {"models": 2},
+    "daunce": {"models": 2, "steps": 1},
 }
 
 QUICK["bif_cv"] = QUICK["bif_devinterp"] = QUICK["bif"]
