@@ -112,8 +112,7 @@ def prune(store: Store, arguments: argparse.Namespace) -> int:
     if arguments.what == "quarantine":
         folders = list((store.root / QUARANTINE).glob("*"))
     elif arguments.what == "logs":
-        # One clock, the disk's: by this host's, the live work of another could look abandoned.
-        busy = {holder.batch for holder in Leases(store.root).held(by_disk=True).values()}
+        busy = {holder.batch for holder in Leases(store.root).held().values()}
         folders = [batch.folder for batch in JobBatch.all(store) if batch.id not in busy]
     elif arguments.what or arguments.kind or arguments.older_than is not None:
         infos = list(chosen(store, arguments))

@@ -34,7 +34,7 @@ from typing import Annotated, Any, NamedTuple
 from msgspec import Meta, Struct, structs
 
 from retrain.processes import host_name, process_alive, process_started
-from retrain.safe_files import PassingFileError, SafeFileError, make_folder, matching, read_checked, remove_folder
+from retrain.safe_files import PassingFileError, SafeFileError, make_folder, matching, read_checked, remove
 from retrain.store import KIND, Store, StoreError
 
 LEASES = ".leases"
@@ -86,9 +86,6 @@ class Holder(Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.host} pid {self.pid}" + (f" (Slurm job {self.job})" if self.job else "")
 
 
-# The leases that this process holds now, by their tokens: nobody knows better.
-_MINE: set[str] = set()
-
 # What stands in a lease's place and is none.
 UNKNOWN = Holder(host="an unreadable lease,", pid=0, started=0)
 
@@ -116,7 +113,6 @@ class Lease:
         if seen is not None and seen.holder.token == self.holder.token:
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
-        _MINE.discard(self.holder.token)
 
     def __enter__(self) -> Lease:
         return self
@@ -151,33 +147,28 @@ class Leases:
         make_folder(self.folder)
         mine = Holder.this_process(self.batch, work)
         draft = self.folder / f".{mine.token}"
-        lease = previous = None
-        _MINE.add(mine.token)  # before anybody can see it
+        previous = None
         try:
             draft.write_text(json.dumps(structs.asdict(mine)))
             for _ in range(10):
                 if _appear(draft, path):
-                    lease = Lease(path, mine, previous)
-                    return lease
+                    return Lease(path, mine, previous)
                 seen = _see(path)
                 if seen is None:
                     continue  # released this moment
-                # The draft's time stamp is "now" by the clock of the disk, which all hosts share.
-                if not self._stale(path, seen, draft.stat().st_mtime, mine):
+                if not self._stale(path, seen, mine):
                     return None
                 if self._break(path, seen.holder):
                     previous = seen.holder if seen.holder.pid else previous
             return None
         finally:
-            if lease is None:
-                _MINE.discard(mine.token)
             with contextlib.suppress(OSError):
                 draft.unlink()
 
     def holder(self, kind: str, key: str) -> Holder | None:
         """Who holds a unit now; None when nobody does or only a dead process."""
         seen = _see(self.path(kind, key))
-        return None if seen is None or self._stale(self.path(kind, key), seen, time.time()) else seen.holder
+        return None if seen is None or self._stale(self.path(kind, key), seen) else seen.holder
 
     def vacant(self, kind: str, key: str) -> bool:
         """Whether nobody holds a unit; what a dead holder left is removed, so that the next one to ask has it."""
@@ -185,25 +176,21 @@ class Leases:
         seen = _see(path)
         if seen is None:
             return True
-        # Before anything is removed, the clock of the disk has its say: that of this host may be wrong.
-        if not self._stale(path, seen, time.time()) or not self._stale(path, seen, self.disk_time()):
+        if not self._stale(path, seen):
             return False
         try:
             return self._break(path, seen.holder)
         except OSError:
             return True  # it has no holder but cannot be removed: whoever takes the unit is told why
 
-    def held(self, *, stale: bool = False, by_disk: bool = False) -> dict[tuple[str, str], Holder]:
-        """{(kind, key): holder} of every live lease, and with `stale` of the dead ones too.
-
-        `by_disk`: before anything is deleted, leases are judged by the clock of the disk; this host's may be wrong.
-        """
-        found, now = {}, self.disk_time() if by_disk else time.time()
+    def held(self, *, stale: bool = False) -> dict[tuple[str, str], Holder]:
+        """{(kind, key): holder} of every live lease, and with `stale` of the dead ones too."""
+        found = {}
         with contextlib.suppress(OSError):
             for match in filter(None, map(LEASE_NAME.fullmatch, os.listdir(self.folder))):
                 kind, key = match.groups()
                 seen = _see(self.path(kind, key))
-                if seen is not None and (stale or not self._stale(self.path(kind, key), seen, now)):
+                if seen is not None and (stale or not self._stale(self.path(kind, key), seen)):
                     found[kind, key] = seen.holder
         return found
 
@@ -217,7 +204,7 @@ class Leases:
                     continue
                 age = time.time() - os.lstat(self.folder / name).st_mtime
                 if name.startswith(".") and name != LOCK and age > DRAFT_SECONDS:
-                    _remove(self.folder / name)
+                    remove(self.folder / name)
 
     def free(self, kind: str, key: str, holder: Holder) -> bool:
         """Remove the lease of a holder that is known to be gone; false when it is not this holder's, or stays."""
@@ -226,17 +213,14 @@ class Leases:
         except OSError:
             return False
 
-    def _stale(self, path: Path, seen: _SeenLease, now: float, asker: Holder | None = None) -> bool:
+    def _stale(self, path: Path, seen: _SeenLease, asker: Holder | None = None) -> bool:
         holder = seen.holder
         if holder.pid and holder.host == host_name():
             began = process_started(holder.pid)
             if not process_alive(holder.pid) or (began and holder.started and began != holder.started):
                 return True
-            if holder.pid == os.getpid():
-                # Ours, and if we do not hold it we could not remove it when we were done.
-                return holder.token not in _MINE
-        elif now - seen.renewed > STALE_SECONDS:
-            return True
+        elif time.time() - seen.renewed > STALE_SECONDS and self._disk_time() - seen.renewed > STALE_SECONDS:
+            return True  # also by the clock of the disk, which all hosts share: this host's may be wrong
         elif asker is not None and holder.job and holder.job == asker.job and holder.restart < asker.restart:
             return True  # the same Slurm job before it was put back into the queue
         mark, since = self._watched.get(path, (None, 0.0))
@@ -245,15 +229,15 @@ class Leases:
             return False
         return time.monotonic() - since > STALE_SECONDS
 
-    def disk_time(self) -> float:
+    def _disk_time(self) -> float:
         draft = self.folder / f".{secrets.token_hex(8)}"
         try:
             draft.touch()
             return draft.stat().st_mtime
         except OSError:
-            return 0.0  # nothing is old by it
+            return time.time()  # where nothing can be written, nothing can be removed either
         finally:
-            _remove(draft)
+            remove(draft)
 
     def _break(self, path: Path, holder: Holder) -> bool:
         """Remove a stale lease; false when somebody else was faster.
@@ -271,7 +255,7 @@ class Leases:
                 os.rename(path, aside)  # also what is no file
             except FileNotFoundError:
                 return False
-            _remove(aside)
+            remove(aside)
             self._watched.pop(path, None)
             return True
 
@@ -295,14 +279,6 @@ def _locked(path: Path):
         yield
     finally:
         os.close(descriptor)
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        if path.is_dir() and not path.is_symlink():
-            remove_folder(path)
-        else:
-            os.unlink(path)
 
 
 def _appear(draft: Path, path: Path) -> bool:

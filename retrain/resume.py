@@ -33,7 +33,7 @@ from retrain.safe_files import (
     read_checked,
     read_json,
     read_safetensors,
-    remove_folder,
+    remove,
     whole_file,
     write_safetensors,
     write_whole,
@@ -111,7 +111,7 @@ class ResumeState:
         return arrays, content["record"]
 
     def clear(self) -> None:
-        remove_folder(self.folder)
+        remove(self.folder)
 
     def mark(self) -> str:
         """What is saved, as a short text, empty for nothing; an attempt that got on leaves another than it found.
@@ -204,7 +204,7 @@ class UnfinishedUnit(EntryInfo):
         return newest
 
     def remove(self) -> None:
-        remove_folder(self.path)
+        remove(self.path)
 
 
 def resume_folder(root: Path, kind: str, key: str) -> Path:

@@ -398,13 +398,16 @@ def read_arrays(path: str | os.PathLike[str], *, follow_links: bool = False) -> 
     raise SafeFileError(path, "has an unknown ending; .safetensors, .npz and .npy are read")
 
 
-# ---- folders ----
+# ---- removing and weighing ----
 
 
-def remove_folder(folder: str | os.PathLike[str]) -> None:
-    """As much of it as goes; what cannot be removed is not worth an error."""
+def remove(path: str | os.PathLike[str]) -> None:
+    """A file, a link, or as much of a folder as goes; what cannot be removed is not worth an error."""
     with suppress(OSError):  # rmtree itself ignores most of them, not all
-        shutil.rmtree(folder, ignore_errors=True)
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            os.unlink(path)
 
 
 def folder_bytes(folder: str | os.PathLike[str]) -> int:

@@ -51,7 +51,7 @@ from retrain.safe_files import (
     parse_json,
     read_checked,
     read_safetensors,
-    remove_folder,
+    remove,
     safetensors_bytes,
     sync_folder,
     write_whole,
@@ -451,7 +451,7 @@ class Store:
                     return existing
             raise StoreError(f"{path}: a damaged entry is in the way and cannot be moved")
         finally:
-            remove_folder(temporary)
+            remove(temporary)
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -463,7 +463,7 @@ class Store:
         try:
             yield folder
         finally:
-            remove_folder(folder)
+            remove(folder)
 
     def _temporary_folder(self) -> Path:
         return make_folder(make_folder(self.root / TEMPORARY) / f"{process_name()}.{secrets.token_hex(8)}")
@@ -478,7 +478,7 @@ class Store:
             except OSError:
                 continue
             if not process_alive(int(pid)) if owner == host else old:
-                remove_folder(parent / name)
+                remove(parent / name)
 
     def remove_key(self, kind: str, key: str) -> bool:
         """Delete an entry, as atomically as it was written: it is moved aside first. Whether there was one."""
@@ -492,7 +492,7 @@ class Store:
             return False
         except OSError as error:
             raise StoreError(f"{path}: cannot be removed ({error.strerror})") from None
-        remove_folder(trash)
+        remove(trash)
         return True
 
     # -- listing --------------------------------------------------------------------------------------------------

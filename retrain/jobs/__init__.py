@@ -99,7 +99,7 @@ def run_units(
         told = not collect and (name or cluster != "inline")
         digest = batch.write(by_key, name=name, cluster=cluster, run=run) if told else ""
         leases.clean(store)
-        clean_resume_states(store, leases.held(by_disk=True))
+        clean_resume_states(store, leases.held())
         tracker = JobTracker(
             store=store, units=by_key, batch=batch, log=batch.log(run, "driver"), progress=report_progress,
             max_attempts=max_attempts, same=SameFailure({by_key[key].kind for key in present}, same_failures),

