@@ -213,7 +213,7 @@ def details(state: dict[str, Any], now: float) -> str:
 
 
 def show_status(store: Store, arguments: argparse.Namespace) -> int:
-    """Reads the cache only: it starts nothing, changes nothing, and asks nobody (not even Slurm)."""
+    """Reads the cache only: it starts nothing, changes no file that is there, and asks nobody (not even Slurm)."""
     now, held = time.time(), Leases(store.root).held()
     found = [batch for batch in JobBatch.all(store) if batch.id.startswith(arguments.batch)]
     if arguments.batch and not found:

@@ -1,7 +1,8 @@
 """Who is working on what: one small file per unit in progress, so that no two workers do the same unit.
 
-A lease is a file `<root>/.leases/<kind>.<key>` that appears whole (hard link) and names its holder: host, process,
-Slurm job. While it is held its time stamp is renewed. It is stale, and is taken over, when
+A lease is a file `<root>/.leases/<kind>.<key>` that names its holder: host, process, Slurm job. Whoever makes the file
+has the unit; others may see it empty for a moment, and leave it alone. While it is held its time stamp is renewed. It
+is stale, and is taken over, when
 
 - its holder is a dead process of this host, or an earlier incarnation of the same Slurm job;
 - its holder is elsewhere and has not renewed it for `STALE_SECONDS` by the clock of the disk;
@@ -19,7 +20,6 @@ wins.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -47,7 +47,7 @@ RENEW_SECONDS = 10.0
 # Several missed renewals: a holder on another host that is only slow (or whose disk is) keeps its lease.
 STALE_SECONDS = 90.0
 LOCK_SECONDS = 5.0
-DRAFT_SECONDS = 86400.0  # a draft older than this was left by a killed process
+LEFT_SECONDS = 86400.0  # a hidden file older than this was left by a killed process
 
 LEASE_NAME = re.compile(rf"({KIND.pattern})\.([0-9a-f]{{1,64}})")
 
@@ -145,25 +145,18 @@ class Leases:
         """The lease on a unit, or None while another live process holds it; work: see `Holder`."""
         path = self.path(kind, key)
         make_folder(self.folder)
-        mine = Holder.this_process(self.batch, work)
-        draft = self.folder / f".{mine.token}"
-        previous = None
-        try:
-            draft.write_text(json.dumps(structs.asdict(mine)))
-            for _ in range(10):
-                if _appear(draft, path):
-                    return Lease(path, mine, previous)
-                seen = _see(path)
-                if seen is None:
-                    continue  # released this moment
-                if not self._stale(path, seen, mine):
-                    return None
-                if self._break(path, seen.holder):
-                    previous = seen.holder if seen.holder.pid else previous
-            return None
-        finally:
-            with contextlib.suppress(OSError):
-                draft.unlink()
+        mine, previous = Holder.this_process(self.batch, work), None
+        for _ in range(10):
+            if _made(path, mine):
+                return Lease(path, mine, previous)
+            seen = _see(path)
+            if seen is None:
+                continue  # released this moment
+            if not self._stale(path, seen, mine):
+                return None
+            if self._break(path, seen.holder):
+                previous = seen.holder if seen.holder.pid else previous
+        return None
 
     def holder(self, kind: str, key: str) -> Holder | None:
         """Who holds a unit now; None when nobody does or only a dead process."""
@@ -195,7 +188,7 @@ class Leases:
         return found
 
     def clean(self, store: Store) -> None:
-        """Remove what killed processes left: leases on units that are done, and drafts older than a day."""
+        """Remove what killed processes left: leases on units that are done, and hidden files older than a day."""
         with contextlib.suppress(OSError, StoreError):
             for name in os.listdir(self.folder):
                 if match := LEASE_NAME.fullmatch(name):
@@ -203,7 +196,7 @@ class Leases:
                         self.vacant(*match.groups())
                     continue
                 age = time.time() - os.lstat(self.folder / name).st_mtime
-                if name.startswith(".") and name != LOCK and age > DRAFT_SECONDS:
+                if name.startswith(".") and name != LOCK and age > LEFT_SECONDS:
                     remove(self.folder / name)
 
     def free(self, kind: str, key: str, holder: Holder) -> bool:
@@ -230,14 +223,14 @@ class Leases:
         return time.monotonic() - since > STALE_SECONDS
 
     def _disk_time(self) -> float:
-        draft = self.folder / f".{secrets.token_hex(8)}"
+        touched = self.folder / f".{secrets.token_hex(8)}"
         try:
-            draft.touch()
-            return draft.stat().st_mtime
+            touched.touch()
+            return touched.stat().st_mtime
         except OSError:
             return time.time()  # where nothing can be written, nothing can be removed either
         finally:
-            remove(draft)
+            remove(touched)
 
     def _break(self, path: Path, holder: Holder) -> bool:
         """Remove a stale lease; false when somebody else was faster.
@@ -281,21 +274,18 @@ def _locked(path: Path):
         os.close(descriptor)
 
 
-def _appear(draft: Path, path: Path) -> bool:
-    """Give a file its second name, whole and at once; false when something has that name already."""
+def _made(path: Path, holder: Holder) -> bool:
+    """Make the file of a lease; false when there is one already."""
     try:
-        os.link(draft, path)
+        file = open(path, "x")  # noqa: SIM115
     except FileExistsError:
         return False
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS):
-            raise
-        # A disk without hard links: whoever makes the file has it, though others may see it empty for a moment.
-        try:
-            with open(path, "x") as file:
-                file.write(draft.read_text())
-        except FileExistsError:
-            return False
+    try:
+        with file:
+            file.write(json.dumps(structs.asdict(holder)))
+    except OSError:
+        remove(path)
+        raise
     return True
 
 
