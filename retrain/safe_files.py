@@ -128,6 +128,15 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes, *, sync: boo
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 
+def append(path: str | os.PathLike[str], text: str) -> None:
+    """To a file that may not be there yet, by one call: what several processes append stays apart."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    try:
+        os.write(descriptor, text.encode("utf-8", "backslashreplace"))
+    finally:
+        os.close(descriptor)
+
+
 @contextmanager
 def open_plain(path: str | os.PathLike[str], max_bytes: int, *, follow_links: bool = False):
     """Open a regular file for reading and yield (file, its size); refuse folders, pipes, devices and symbolic links.

@@ -15,7 +15,7 @@ import importlib.util
 import os
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -50,24 +50,11 @@ def _first_fingerprint(modules: tuple[str, ...], files: tuple[Path, ...], loaded
 
 def current_fingerprint(*modules: str, files: Sequence[Path] = ()) -> str:
     """The same of the files as they are now. Where it differs, somebody edited them while this process ran."""
-    known = modules, tuple(files), tuple(sys.path), tuple(id(sys.modules.get(name)) for name in modules)
-    seen, fingerprint = _seen.get(known, ({}, ""))
-    if not seen or any(_stamp(path) != stamp for path, stamp in seen.items()):
-        paths = _closure(modules)
-        seen = {path: _stamp(path) for path in [*paths.values(), *files]}
-        fingerprint = _fingerprint_of(modules, paths, files)
-        _seen[known] = seen, fingerprint
-    return fingerprint
-
-
-# The stamps of the files that a fingerprint was taken of, and the fingerprint: it holds for as long as they do.
-_seen: dict[tuple[Any, ...], tuple[dict[Path, tuple[int, ...] | None], str]] = {}
-
-
-def _fingerprint_of(modules: Sequence[str], paths: Mapping[str, Path], files: Sequence[Path]) -> str:
     digest = hashlib.sha256()
     # What a plug-in's own module is called depends on how it was loaded; what it says does not.
-    named = [("" if name in modules else name, _meaning(path, _stamp(path))) for name, path in paths.items()]
+    named = [
+        ("" if name in modules else name, _meaning(path, _stamp(path))) for name, path in _closure(modules).items()
+    ]
     for name, meaning in sorted(named):
         digest.update(f"{name}\0{meaning}\0".encode())
     for path in files:

@@ -156,8 +156,8 @@ def terminable() -> Iterator[None]:
 
 def run_inline(tracker: JobTracker) -> None:
     """In this process: one after another, or side by side in threads where units say that they can be."""
-    alone = [key for key in tracker.open() if _at_once(tracker.units[key]) == 1]
-    together = [key for key in tracker.open() if _at_once(tracker.units[key]) > 1]
+    alone = [key for key in tracker.open if _at_once(tracker.units[key]) == 1]
+    together = [key for key in tracker.open if _at_once(tracker.units[key]) > 1]
     queue = _Queue(tracker, alone)
     while (key := queue.next()) is not None:
         queue.enter(key, do_unit(tracker.store, queue.leases, key, tracker.units[key]))

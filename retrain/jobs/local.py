@@ -74,7 +74,7 @@ def run_local(tracker: JobTracker, run: str, jobs: int | None, timeout_min: floa
         jobs = len(gpus) or cores()  # one a GPU, else every core would start a process on the same one
     if gpus and jobs > len(gpus):
         logger.warning("%d jobs share %d GPUs: some jobs run on the same one", jobs, len(gpus))
-    jobs = min(jobs, tracker.num_open)
+    jobs = min(jobs, len(tracker.open))
     tracker.batch.subfolder("logs")
     pool = _Pool(tracker, run, jobs, gpus, timeout_min)
     try:
@@ -154,14 +154,14 @@ class _Pool:
         self.tracker, self.run_name, self.jobs, self.gpus = tracker, run, jobs, gpus
         self.timeout_s = timeout_min * 60 if timeout_min else float("inf")
         self.leases, self.waiting = Leases(tracker.store.root, tracker.batch.id), WaitingNotice()
-        self.queue, self.busy = deque(tracker.open()), set[str]()
+        self.queue, self.busy = deque(tracker.open), set[str]()
         self.workers: dict[int, LocalWorker] = {}
         self.num_started = self.false_starts = 0
 
     def run(self) -> None:
         next_poll = 0.0
-        while self.tracker.num_open:
-            while len(self.workers) < min(self.jobs, self.tracker.num_open):
+        while self.tracker.open:
+            while len(self.workers) < min(self.jobs, len(self.tracker.open)):
                 self._start(next(index for index in range(self.jobs) if index not in self.workers))
             indices: dict[Any, int] = {worker.pipe: index for index, worker in self.workers.items()}
             for pipe in wait(list(indices), timeout=LOCAL_POLL_SECONDS):
@@ -198,7 +198,7 @@ class _Pool:
         """The next unit; one at a time, as only that one is accounted for when the worker dies."""
         while self.queue and worker.key is None:
             key = self.queue.popleft()
-            if self.tracker.is_open(key):
+            if key in self.tracker.open:
                 worker.give(key, self.tracker.units[key], self._saved(key))
 
     def _saved(self, key: str) -> str:
@@ -248,7 +248,7 @@ class _Pool:
                 self.busy.discard(key)
                 self.queue.append(key)
         self._wake()
-        if self.busy and len(self.busy) == self.tracker.num_open:
+        if self.busy and len(self.busy) == len(self.tracker.open):
             self.waiting.say(self.tracker.units[min(self.busy)], self.leases, len(self.busy))
         for worker in self.workers.values():
             if worker.key is not None and time.monotonic() - worker.since > self.timeout_s:

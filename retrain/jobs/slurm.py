@@ -178,7 +178,7 @@ class _Driver:
             self._take_in_events()
             if time.monotonic() >= self.next_sweep:
                 self._sweep()
-            if not self.tracker.num_open:
+            if not self.tracker.open:
                 return
             live = _ask_queue()
             if isinstance(live, str):
@@ -203,14 +203,12 @@ class _Driver:
         """Look every open unit up in the store; events say the same sooner, but may be lost."""
         began = time.monotonic()
         with contextlib.suppress(PassingStoreError):
-            for _, key in self.tracker.store.present(
-                (self.tracker.units[key].kind, key) for key in self.tracker.open()
-            ):
+            for _, key in self.tracker.store.present((self.tracker.units[key].kind, key) for key in self.tracker.open):
                 self.tracker.finish(key, 0.0)
         self.next_sweep = time.monotonic() + SWEEP_RATIO * (time.monotonic() - began)
 
     def end(self) -> None:
-        if not self.tracker.num_open and not self.collect:
+        if not self.tracker.open and not self.collect:
             # Everything is done: tasks that never got a turn need not wait for one.
             self._cancel("--state=PENDING")
         if self.lock is not None:
@@ -303,14 +301,14 @@ class _Driver:
         if self.num_lost > self.max_lost:
             self._cancel()
             reason = f"not done: {self.num_lost} Slurm tasks of this run were lost; the last was {last}"
-            for key in self.tracker.open():
+            for key in list(self.tracker.open):
                 self.tracker.give_up(key, "\n".join([reason, *self._log_tail(last)]))
 
     def _log_tail(self, job: str) -> list[str]:
         return tail(self.tracker.batch.folder / "logs" / f"{self.run}-{job}.out")
 
     def _submit_what_is_needed(self) -> None:
-        num_free = self.tracker.num_open - sum(self.tracker.is_open(key) for _, key in self.leases.held())
+        num_free = len(self.tracker.open) - sum(key in self.tracker.open for _, key in self.leases.held())
         wanted = min(self.max_jobs, num_free, tasks_for(num_free, self.seconds))
         num_missing = wanted - len(set(self.submitted) - self.ended)
         while num_missing > 0:

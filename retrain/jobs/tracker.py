@@ -33,7 +33,7 @@ from retrain.jobs.unit import EventLog, JobBatch, Unit, utf8
 from retrain.leases import Holder, Leases
 from retrain.progress import Progress, beside_bars
 from retrain.resume import ResumeState
-from retrain.safe_files import SafeFileError, one_line, open_plain
+from retrain.safe_files import SafeFileError, append, one_line, open_plain
 from retrain.store import PASSING, PassingStoreError, Store, UnwritableStoreError
 
 # ---- one attempt ----
@@ -182,13 +182,8 @@ def _log_of(batch: JobBatch, unit: Unit, key: str) -> Path:
 
 def last_traceback(batch: JobBatch, unit: Unit, key: str) -> str:
     """The traceback of a unit's latest failure, line by line printable; empty where its log has none."""
-    try:
-        with open_plain(_log_of(batch, unit, key), MAX_LOG) as (file, size):
-            file.seek(max(0, size - MAX_TRACEBACK))
-            text = file.read(MAX_TRACEBACK).decode("utf-8", "replace")
-    except SafeFileError:
-        return ""
-    return "\n".join(one_line(line, 2000) for line in LOG_HEAD.split(text)[-1].strip().split("\n"))
+    text = LOG_HEAD.split(_end_of(_log_of(batch, unit, key), MAX_TRACEBACK))[-1]
+    return "\n".join(one_line(line, 2000) for line in text.strip().split("\n"))
 
 
 def _log_traceback(text: str, batch: JobBatch | None, unit: Unit, key: str) -> Path | None:
@@ -197,9 +192,7 @@ def _log_traceback(text: str, batch: JobBatch | None, unit: Unit, key: str) -> P
     try:
         batch.subfolder("failures")
         path = _log_of(batch, unit, key)
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        with open(os.open(path, flags, 0o644), "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {Holder.this_process()}\n{text}\n")
+        append(path, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {Holder.this_process()}\n{text}\n")
     except (OSError, UnwritableStoreError):
         return None
     return path
@@ -207,14 +200,16 @@ def _log_traceback(text: str, batch: JobBatch | None, unit: Unit, key: str) -> P
 
 def tail(path: Path, offset: int = 0) -> list[str]:
     """The last lines of a log from `offset` on, indented; empty when there is none."""
+    return indented([line[:400] for line in _end_of(path, 8192, offset).strip().splitlines()[-LOG_LINES:]])
+
+
+def _end_of(path: Path, most: int, offset: int = 0) -> str:
     try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(offset, size - 8192))
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
-        return []
-    return indented([line[:400] for line in text.strip().splitlines()[-LOG_LINES:]])
+        with open_plain(path, MAX_LOG) as (file, size):
+            file.seek(max(offset, size - most))
+            return file.read(most).decode("utf-8", "replace")
+    except SafeFileError:
+        return ""
 
 
 def indented(lines: list[str]) -> list[str]:
@@ -310,26 +305,16 @@ class JobTracker:
     tracebacks: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._open = dict.fromkeys(key for key in self.units if key not in self.done and key not in self.failed)
+        # The units that are neither done nor given up, in their order.
+        self.open = dict.fromkeys(key for key in self.units if key not in self.done)
 
     def report(self, seconds: float) -> Report:
         done = [key for key in self.units if key in self.done]
-        return Report(done, self.failed, self.open(), self.num_computed, seconds, self.batch.id, self.tracebacks)
+        return Report(done, self.failed, list(self.open), self.num_computed, seconds, self.batch.id, self.tracebacks)
 
     def devices(self) -> set[str]:
         """The kinds of device that units name in their payload: cpu, cuda, auto."""
         return {str(unit.payload.get("device", "cpu")).partition(":")[0] for unit in self.units.values()}
-
-    @property
-    def num_open(self) -> int:
-        return len(self._open)
-
-    def open(self) -> list[str]:
-        """The units that are neither done nor given up, in their order."""
-        return list(self._open)
-
-    def is_open(self, key: str) -> bool:
-        return key in self._open
 
     def in_store(self, key: str) -> bool:
         """Whether a unit is done; one that cannot be looked up now is looked up again later."""
@@ -343,7 +328,7 @@ class JobTracker:
         if key in self.done:
             return
         self.done.add(key)
-        self._open.pop(key, None)
+        self.open.pop(key, None)
         self.failed.pop(key, None)
         self.same.kinds_done.add(self.units[key].kind)
         if seconds is not None:
@@ -399,7 +384,7 @@ class JobTracker:
 
     def give_up(self, key: str, reason: str) -> None:
         self.failed[key] = reason
-        self._open.pop(key, None)
+        self.open.pop(key, None)
 
 
 class WaitingNotice:

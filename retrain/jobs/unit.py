@@ -35,6 +35,7 @@ from retrain.leases import BATCH_ID, JobOrNone
 from retrain.processes import process_name
 from retrain.safe_files import (
     SafeFileError,
+    append,
     conforms,
     make_folder,
     matching,
@@ -255,14 +256,9 @@ class EventLog:
 
 def append_line(path: Path, content: dict[str, Any]) -> None:
     """Append one JSON object to a .jsonl file."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     # A log that cannot be written (a full disk) must not stop the work: the store says so itself, and clearly.
     with contextlib.suppress(OSError):
-        descriptor = os.open(path, flags, 0o644)
-        try:
-            os.write(descriptor, json.dumps(content).encode() + b"\n")
-        finally:
-            os.close(descriptor)
+        append(path, json.dumps(content) + "\n")
 
 
 def read_lines(path: Path, schema: Any) -> Iterator[dict[str, Any]]:
