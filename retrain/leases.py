@@ -86,6 +86,9 @@ class Holder(Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.host} pid {self.pid}" + (f" (Slurm job {self.job})" if self.job else "")
 
 
+# The leases that this process holds now, by their tokens: nobody knows better.
+_MINE: set[str] = set()
+
 # What stands in a lease's place and is none.
 UNKNOWN = Holder(host="an unreadable lease,", pid=0, started=0)
 
@@ -113,6 +116,7 @@ class Lease:
         if seen is not None and seen.holder.token == self.holder.token:
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
+        _MINE.discard(self.holder.token)
 
     def __enter__(self) -> Lease:
         return self
@@ -147,8 +151,10 @@ class Leases:
         make_folder(self.folder)
         mine, previous = Holder.this_process(self.batch, work), None
         for _ in range(10):
+            _MINE.add(mine.token)  # before anybody can see it
             if _made(path, mine):
                 return Lease(path, mine, previous)
+            _MINE.discard(mine.token)
             seen = _see(path)
             if seen is None:
                 continue  # released this moment
@@ -162,19 +168,6 @@ class Leases:
         """Who holds a unit now; None when nobody does or only a dead process."""
         seen = _see(self.path(kind, key))
         return None if seen is None or self._stale(self.path(kind, key), seen) else seen.holder
-
-    def vacant(self, kind: str, key: str) -> bool:
-        """Whether nobody holds a unit; what a dead holder left is removed, so that the next one to ask has it."""
-        path = self.path(kind, key)
-        seen = _see(path)
-        if seen is None:
-            return True
-        if not self._stale(path, seen):
-            return False
-        try:
-            return self._break(path, seen.holder)
-        except OSError:
-            return True  # it has no holder but cannot be removed: whoever takes the unit is told why
 
     def held(self, *, stale: bool = False) -> dict[tuple[str, str], Holder]:
         """{(kind, key): holder} of every live lease, and with `stale` of the dead ones too."""
@@ -192,8 +185,10 @@ class Leases:
         with contextlib.suppress(OSError, StoreError):
             for name in os.listdir(self.folder):
                 if match := LEASE_NAME.fullmatch(name):
-                    if store.has_key(*match.groups()):
-                        self.vacant(*match.groups())
+                    kind, key = match.groups()
+                    seen = _see(self.path(kind, key))
+                    if store.has_key(kind, key) and seen and self._stale(self.path(kind, key), seen):
+                        self.free(kind, key, seen.holder)
                     continue
                 age = time.time() - os.lstat(self.folder / name).st_mtime
                 if name.startswith(".") and name != LOCK and age > LEFT_SECONDS:
@@ -212,6 +207,9 @@ class Leases:
             began = process_started(holder.pid)
             if not process_alive(holder.pid) or (began and holder.started and began != holder.started):
                 return True
+            if holder.pid == os.getpid():
+                # Ours, and if we do not hold it we could not remove it when we were done.
+                return holder.token not in _MINE
         elif time.time() - seen.renewed > STALE_SECONDS and self._disk_time() - seen.renewed > STALE_SECONDS:
             return True  # also by the clock of the disk, which all hosts share: this host's may be wrong
         elif asker is not None and holder.job and holder.job == asker.job and holder.restart < asker.restart:

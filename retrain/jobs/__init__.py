@@ -22,16 +22,16 @@ import signal
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from retrain.errors import UsageError
-from retrain.jobs.local import LOCAL_POLL_SECONDS, run_local
+from retrain.jobs.local import run_local
 from retrain.jobs.slurm import live_run, run_slurm
 from retrain.jobs.tracker import (
     MAX_ATTEMPTS,
+    POLL_SECONDS,
     SAME_FAILURES,
     Attempt,
     JobError,
@@ -39,7 +39,7 @@ from retrain.jobs.tracker import (
     Report,
     SameFailure,
     Terminated,
-    WaitingNotice,
+    UnitQueue,
     do_unit,
     logger,
 )
@@ -158,11 +158,18 @@ def run_inline(tracker: JobTracker) -> None:
     """In this process: one after another, or side by side in threads where units say that they can be."""
     alone = [key for key in tracker.open if _at_once(tracker.units[key]) == 1]
     together = [key for key in tracker.open if _at_once(tracker.units[key]) > 1]
-    queue = _Queue(tracker, alone)
-    while (key := queue.next()) is not None:
+    queue = UnitQueue(tracker, alone)
+    while (key := _next(queue)) is not None:
         queue.enter(key, do_unit(tracker.store, queue.leases, key, tracker.units[key]))
     if together:
         _run_side_by_side(tracker, together)
+
+
+def _next(queue: UnitQueue) -> str | None:
+    """The next unit, after a wait where others are at all of them; None when nothing is left."""
+    while (key := queue.next()) is None and queue.retry():
+        time.sleep(POLL_SECONDS)
+    return key
 
 
 def _at_once(unit: Unit) -> int:
@@ -171,7 +178,7 @@ def _at_once(unit: Unit) -> int:
 
 
 def _run_side_by_side(tracker: JobTracker, keys: list[str]) -> None:
-    queue, running = _Queue(tracker, keys), dict[Future[Attempt], str]()
+    queue, running = UnitQueue(tracker, keys), dict[Future[Attempt], str]()
     most = min(_at_once(tracker.units[key]) for key in keys)
     # Threads take short turns: a training that waits 5 ms, the default, to launch a step of 2 ms idles the GPU.
     before = sys.getswitchinterval()
@@ -181,7 +188,7 @@ def _run_side_by_side(tracker: JobTracker, keys: list[str]) -> None:
             # The first one runs alone: it loads the data and sets the device up for all of them.
             allowed = 1
             while True:
-                while len(running) < allowed and (key := queue.next(wait=not running)) is not None:
+                while len(running) < allowed and (key := queue.next() if running else _next(queue)) is not None:
                     running[pool.submit(do_unit, tracker.store, queue.leases, key, tracker.units[key])] = key
                 if not running:
                     return
@@ -191,31 +198,3 @@ def _run_side_by_side(tracker: JobTracker, keys: list[str]) -> None:
                 allowed = most
     finally:
         sys.setswitchinterval(before)
-
-
-class _Queue:
-    """The units that are left to a process, those that another process is at last and at intervals."""
-
-    def __init__(self, tracker: JobTracker, keys: Iterable[str]):
-        self.tracker, self.leases = tracker, Leases(tracker.store.root, tracker.batch.id)
-        self._open, self._busy, self._waiting = deque(keys), set[str](), WaitingNotice()
-
-    def next(self, wait: bool = True) -> str | None:
-        """None when nothing is left, or, unless told to `wait`, nothing but what others are at."""
-        if not self._open:
-            return None
-        if self._open[0] in self._busy and self._busy.issuperset(self._open):
-            if not wait:
-                return None
-            self._waiting.say(self.tracker.units[self._open[0]], self.leases, len(self._busy))
-            time.sleep(LOCAL_POLL_SECONDS / max(1, len(self._busy)))
-        return self._open.popleft()
-
-    def enter(self, key: str, attempt: Attempt) -> None:
-        if attempt.status == "busy":
-            self._busy.add(key)
-            self._open.append(key)
-            return
-        self._busy.discard(key)
-        if self.tracker.record(key, attempt):
-            self._open.append(key)

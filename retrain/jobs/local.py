@@ -13,20 +13,28 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from retrain.jobs.tracker import MAX_ATTEMPTS, Attempt, JobError, JobTracker, WaitingNotice, do_unit, logger, tail
+from retrain.jobs.tracker import (
+    MAX_ATTEMPTS,
+    POLL_SECONDS,
+    Attempt,
+    JobError,
+    JobTracker,
+    UnitQueue,
+    do_unit,
+    logger,
+    tail,
+)
 from retrain.jobs.unit import Unit
 from retrain.leases import Leases
 from retrain.processes import die_with
 from retrain.resume import ResumeState
 from retrain.store import Store
 
-LOCAL_POLL_SECONDS = 0.5
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -153,8 +161,7 @@ class _Pool:
     def __init__(self, tracker: JobTracker, run: str, jobs: int, gpus: list[str], timeout_min: float | None):
         self.tracker, self.run_name, self.jobs, self.gpus = tracker, run, jobs, gpus
         self.timeout_s = timeout_min * 60 if timeout_min else float("inf")
-        self.leases, self.waiting = Leases(tracker.store.root, tracker.batch.id), WaitingNotice()
-        self.queue, self.busy = deque(tracker.open), set[str]()
+        self.queue = UnitQueue(tracker, tracker.open)
         self.workers: dict[int, LocalWorker] = {}
         self.num_started = self.false_starts = 0
 
@@ -164,11 +171,13 @@ class _Pool:
             while len(self.workers) < min(self.jobs, len(self.tracker.open)):
                 self._start(next(index for index in range(self.jobs) if index not in self.workers))
             indices: dict[Any, int] = {worker.pipe: index for index, worker in self.workers.items()}
-            for pipe in wait(list(indices), timeout=LOCAL_POLL_SECONDS):
+            for pipe in wait(list(indices), timeout=POLL_SECONDS):
                 self._listen(indices[pipe])
             if time.monotonic() >= next_poll:
-                next_poll = time.monotonic() + LOCAL_POLL_SECONDS
-                self._poll()
+                next_poll = time.monotonic() + POLL_SECONDS
+                self.queue.retry()
+                self._stop_overdue()
+            self._feed()
 
     def _start(self, index: int) -> None:
         log_path = self.tracker.batch.folder / "logs" / f"{self.run_name}-{self.num_started}.log"
@@ -189,33 +198,18 @@ class _Pool:
             if attempt is None:
                 worker.ready, self.false_starts = True, 0
             else:
-                self._enter(key, attempt)
-            self._feed(worker)
+                self.queue.enter(key, attempt)
         if gone:
             self._bury(index)
 
-    def _feed(self, worker: LocalWorker) -> None:
-        """The next unit; one at a time, as only that one is accounted for when the worker dies."""
-        while self.queue and worker.key is None:
-            key = self.queue.popleft()
-            if key in self.tracker.open:
+    def _feed(self) -> None:
+        """The next units; one a worker, as only that one is accounted for when it dies."""
+        for worker in self.workers.values():
+            if worker.ready and worker.key is None and (key := self.queue.next()) is not None:
                 worker.give(key, self.tracker.units[key], self._saved(key))
 
     def _saved(self, key: str) -> str:
         return ResumeState.of(self.tracker.store, self.tracker.units[key].kind, key).mark()
-
-    def _enter(self, key: str, attempt: Attempt) -> None:
-        if attempt.status == "busy":
-            self.busy.add(key)
-        elif self.tracker.record(key, attempt):
-            self.queue.append(key)
-            self._wake()
-
-    def _wake(self) -> None:
-        """Give waiting workers what has come back into the queue."""
-        for worker in self.workers.values():
-            if worker.ready:
-                self._feed(worker)
 
     def _bury(self, index: int) -> None:
         """Account for a worker that is gone; the main loop starts another in its place."""
@@ -230,26 +224,15 @@ class _Pool:
                 lines = "\n".join([f"no worker process starts: the last one {cause}", *worker.last_lines()])
                 raise JobError(lines)
         elif self.tracker.in_store(worker.key):
-            self._enter(worker.key, Attempt("done", time.monotonic() - worker.since))
+            self.queue.enter(worker.key, Attempt("done", time.monotonic() - worker.since))
         elif worker.killed_because and self._saved(worker.key) not in ("", worker.saved_before):
             # We stopped it, not the unit itself, and it got on: that is no failure, and it goes on from there.
-            self._enter(worker.key, Attempt("unfinished", reason=f"{cause}; it saved its work and goes on"))
+            self.queue.enter(worker.key, Attempt("unfinished", reason=f"{cause}; it saved its work and goes on"))
         else:
             lines = "\n".join([f"the worker {cause}; its log is {worker.log_path}", *worker.last_lines()])
-            self._enter(worker.key, Attempt("failed", reason=lines))
+            self.queue.enter(worker.key, Attempt("failed", reason=lines))
 
-    def _poll(self) -> None:
-        for key in list(self.busy):
-            unit = self.tracker.units[key]
-            if self.tracker.in_store(key):
-                self.busy.discard(key)
-                self.tracker.finish(key)
-            elif self.leases.vacant(unit.kind, key):
-                self.busy.discard(key)
-                self.queue.append(key)
-        self._wake()
-        if self.busy and len(self.busy) == len(self.tracker.open):
-            self.waiting.say(self.tracker.units[min(self.busy)], self.leases, len(self.busy))
+    def _stop_overdue(self) -> None:
         for worker in self.workers.values():
             if worker.key is not None and time.monotonic() - worker.since > self.timeout_s:
                 worker.kill(f"was stopped after --timeout-min {self.timeout_s / 60:g}")

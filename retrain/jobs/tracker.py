@@ -22,7 +22,7 @@ import sys
 import sysconfig
 import time
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -222,6 +222,7 @@ def indented(lines: list[str]) -> list[str]:
 MAX_ATTEMPTS = 3
 SAME_FAILURES = 3
 SAY_SECONDS = 60.0
+POLL_SECONDS = 0.5
 KEPT_TRACEBACKS = 20
 
 logger = logging.getLogger("retrain.jobs")
@@ -387,19 +388,43 @@ class JobTracker:
         self.open.pop(key, None)
 
 
-class WaitingNotice:
-    """Says whom a run waits for: once, and again every minute."""
+class UnitQueue:
+    """The units that are left to a process, those that another process is at last and at intervals."""
 
-    def __init__(self) -> None:
-        self._next = 0.0
+    def __init__(self, tracker: JobTracker, keys: Iterable[str]):
+        self.tracker, self.leases = tracker, Leases(tracker.store.root, tracker.batch.id)
+        self._left, self._busy, self._next_notice = deque(keys), set[str](), 0.0
 
-    def say(self, unit: Unit, leases: Leases, num_waiting: int) -> None:
-        """unit: one of `num_waiting` that nothing but waiting is left for."""
-        holder = leases.holder(unit.kind, unit.key) if time.monotonic() >= self._next else None
+    def next(self) -> str | None:
+        """None when nothing is left, or nothing but what others are at: see `retry`."""
+        if not self._left or (self._left[0] in self._busy and self._busy.issuperset(self._left)):
+            return None
+        key = self._left.popleft()
+        self._busy.discard(key)
+        return key
+
+    def enter(self, key: str, attempt: Attempt) -> None:
+        if attempt.status == "busy":
+            self._busy.add(key)
+            self._left.append(key)
+        elif self.tracker.record(key, attempt):
+            self._left.append(key)
+
+    def retry(self) -> bool:
+        """Let the units that others are at come up again; false when there are none."""
+        if self._busy and len(self._busy) == len(self.tracker.open):
+            self._say_who_has(self.tracker.units[self._left[0]])
+        found = bool(self._busy)
+        self._busy.clear()
+        return found
+
+    def _say_who_has(self, unit: Unit) -> None:
+        """A unit of those that nothing but waiting is left for: at once, and again every minute."""
+        holder = self.leases.holder(unit.kind, unit.key) if time.monotonic() >= self._next_notice else None
         if holder is None:
             return
-        self._next = time.monotonic() + SAY_SECONDS
-        more = f" and {num_waiting - 1:,} more" if num_waiting > 1 else ""
+        self._next_notice = time.monotonic() + SAY_SECONDS
+        more = f" and {len(self._busy) - 1:,} more" if len(self._busy) > 1 else ""
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since)) if holder.since else "some time"
         with beside_bars():
             logger.warning("waiting for %s since %s: it has %s %s%s", holder, since, unit.kind, unit.key, more)

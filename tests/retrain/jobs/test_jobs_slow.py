@@ -117,7 +117,7 @@ ERRORS = [errno.EMFILE, errno.EIO, errno.ESTALE, errno.ENOMEM, errno.EACCES, err
 def folder(monkeypatch):
     """A quick disk: there are thousands of batches to come."""
     monkeypatch.setattr(store_module, "RETRY_SECONDS", (0.0, 0.0))
-    monkeypatch.setattr(run_module, "LOCAL_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(run_module, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(Lease, "_renew", lambda _: None)  # it would come after ten seconds
     parent = "/dev/shm" if os.path.isdir("/dev/shm") else None
     with tempfile.TemporaryDirectory(prefix="faults-", dir=parent) as path:
