@@ -126,6 +126,10 @@ class ResumeState:
                     lines.append(json.dumps([state, content["arrays_sha256"], content["record"]], sort_keys=True))
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] if lines else ""
 
+    def advanced(self, before: str) -> bool:
+        """Whether more is saved than when an attempt found what had this mark."""
+        return self.mark() not in ("", before)
+
     def _arrays(self, name: str, turn: int) -> Path:
         return self.folder / f"{name}.{turn}.safetensors"
 

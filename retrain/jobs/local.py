@@ -206,10 +206,10 @@ class _Pool:
         """The next units; one a worker, as only that one is accounted for when it dies."""
         for worker in self.workers.values():
             if worker.ready and worker.key is None and (key := self.queue.next()) is not None:
-                worker.give(key, self.tracker.units[key], self._saved(key))
+                worker.give(key, self.tracker.units[key], self._work(key).mark())
 
-    def _saved(self, key: str) -> str:
-        return ResumeState.of(self.tracker.store, self.tracker.units[key].kind, key).mark()
+    def _work(self, key: str) -> ResumeState:
+        return ResumeState.of(self.tracker.store, self.tracker.units[key].kind, key)
 
     def _bury(self, index: int) -> None:
         """Account for a worker that is gone; the main loop starts another in its place."""
@@ -225,7 +225,7 @@ class _Pool:
                 raise JobError(lines)
         elif self.tracker.in_store(worker.key):
             self.queue.enter(worker.key, Attempt("done", time.monotonic() - worker.since))
-        elif worker.killed_because and self._saved(worker.key) not in ("", worker.saved_before):
+        elif worker.killed_because and self._work(worker.key).advanced(worker.saved_before):
             # We stopped it, not the unit itself, and it got on: that is no failure, and it goes on from there.
             self.queue.enter(worker.key, Attempt("unfinished", reason=f"{cause}; it saved its work and goes on"))
         else:

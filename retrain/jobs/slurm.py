@@ -24,7 +24,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -48,7 +47,7 @@ from retrain.leases import Holder, Job, Lease, Leases
 from retrain.processes import host_name
 from retrain.resume import ResumeState
 from retrain.safe_files import one_line
-from retrain.store import PassingStoreError, Store
+from retrain.store import PassingStoreError, Store, UnwritableStoreError
 
 # ---- the driver ----
 
@@ -236,19 +235,14 @@ class _Driver:
 
     def _take_in_events(self) -> None:
         for event in self.reader.new():
-            kind, key, job = event["event"], event.get("key", ""), event.get("job", "")
-            unit = self.tracker.units.get(key)
-            if kind == "done" and unit is not None:
+            kind, job = event["event"], event.get("job", "")
+            try:
+                self.tracker.take_in(event)
+            except RepeatedFailureError:
+                self._cancel()
+                raise
+            if kind == "done":
                 self.seconds.append(event.get("seconds", 0.0))
-                self.tracker.same.kinds_done.add(unit.kind)
-                if self.tracker.in_store(key):
-                    self.tracker.finish(key, 0.0)
-            elif kind in ("failed", "died") and unit is not None:
-                try:
-                    self.tracker.count(key, Attempt.from_event(event))
-                except RepeatedFailureError:
-                    self._cancel()
-                    raise
             elif kind == "start":
                 self.started.add(job)
                 self.left_in_order.discard(job)  # it is back from the queue
@@ -287,7 +281,8 @@ class _Driver:
                 holder = held[kind, key]
                 if self.leases.free(kind, key, holder):
                     reason = "\n".join([f"Slurm job {job} ended ({state}) while it had the unit", *self._log_tail(job)])
-                    unharmed = state in SLURMS_DOING and advanced(self.tracker.store, kind, key, holder.work)
+                    work = ResumeState.of(self.tracker.store, kind, key)
+                    unharmed = state in SLURMS_DOING and work.advanced(holder.work)
                     self.tracker.log.add("unfinished" if unharmed else "died", key=key, job=job, reason=reason)
                     got_on |= unharmed
             if job not in self.left_in_order and not got_on:
@@ -373,11 +368,6 @@ def signal_seconds(time_limit_s: float) -> float:
     return min(90.0, 0.25 * time_limit_s)
 
 
-def advanced(store: Store, kind: str, key: str, before: str) -> bool:
-    """Whether a unit's saved work is further than when an attempt found it so (`ResumeState.mark`)."""
-    return ResumeState.of(store, kind, key).mark() not in ("", before)
-
-
 class Stopped(BaseException):
     """Slurm wants the task to stop; like KeyboardInterrupt, it passes through a unit and frees its lease."""
 
@@ -392,13 +382,8 @@ def _stop(number: int, _frame: object) -> None:
 # Not from the working folder first: it may hold a `bench` or `baselines` of the user's own.
 TASK_CODE = (
     "import sys; sys.path = [entry for entry in sys.path if entry]; "
-    "from retrain.jobs.slurm import array_task; array_task(sys.argv[1])"
+    "import json; from retrain.jobs.slurm import ArrayWorker; ArrayWorker(**json.loads(sys.argv[1]))()"
 )
-
-
-def array_task(told: str) -> None:
-    """The life of an array task: `told` are the fields of its `ArrayWorker`."""
-    ArrayWorker(**json.loads(told))()
 
 
 @dataclass
@@ -425,8 +410,10 @@ class ArrayWorker:
         self.leases = Leases(self.store.root, self.batch_id)
         self.log = self.batch.log(self.run, f"{me.job}.{me.restart}")
         self.reader = EventReader(self.batch, self.run)
-        self.trials: Counter[str] = Counter()
-        self.same = SameFailure(self.kinds_done, self.same_failures)
+        self.tracker = JobTracker(
+            store=self.store, units=self.units, batch=self.batch, log=self.log, progress=lambda *_: None,
+            max_attempts=self.max_attempts, same=SameFailure(self.kinds_done, self.same_failures),
+        )  # fmt: skip
         self.num_done, self.longest = 0, 0.0
         # The signal of a near end comes this early; see `signal_seconds`.
         self.deadline = time.monotonic() + self.time_limit_s - signal_seconds(self.time_limit_s)
@@ -437,6 +424,9 @@ class ArrayWorker:
         except Stopped as stopped:
             signal.signal(signal.SIGUSR2, signal.SIG_IGN)
             self._stopped(stopped)
+        except (UsageError, UnwritableStoreError, RepeatedFailureError) as error:
+            self.log.add("exit", job=self.job, reason="fatal error", num_done=self.num_done)
+            sys.exit(str(error))
         else:
             self.log.add("exit", job=self.job, reason="nothing left to do", num_done=self.num_done)
         return self.num_done
@@ -449,10 +439,10 @@ class ArrayWorker:
         progress = True
         while progress:
             progress = False
-            self._count_trials()
+            self._take_in_events()
             left = [key for key in left if not self.store.has_key(self.units[key].kind, key)]
             for key in left:
-                if self.trials[key] >= self.max_attempts:
+                if key in self.tracker.failed:
                     continue
                 if self.num_done and time.monotonic() + 1.2 * self.longest > self.deadline:
                     self._requeue("its time is up")
@@ -468,45 +458,32 @@ class ArrayWorker:
         if attempt.status == "done":
             self.num_done += 1
             self.longest = max(self.longest, attempt.seconds)
-            self.same.kinds_done.add(unit.kind)
+            self.tracker.finish(key, attempt.seconds)
             self.log.add("done", key=key, seconds=attempt.seconds)
         elif attempt.status == "failed":
             values = {"reason": attempt.reason, "error": attempt.error, "place": attempt.place}
             self.log.add("failed", key=key, job=self.job, **values)
             print(f"{unit.kind} {key}: {attempt.reason}", file=sys.stderr, flush=True)
-            self._count_trials()
+            self._take_in_events()
         elif attempt.status == "fatal":
-            self._fatal(attempt.reason, attempt.error)
+            self.tracker.record(key, attempt)  # raises it
         return attempt.status in ("done", "failed")
 
-    def _fatal(self, reason: str, error: str) -> None:
-        self.log.add("fatal", reason=reason, error=error)
-        self.log.add("exit", job=self.job, reason="fatal error", num_done=self.num_done)
-        sys.exit(reason)
-
-    def _count_trials(self) -> None:
-        """Take in what happened here and in the other tasks."""
+    def _take_in_events(self) -> None:
+        """What happened here and in the other tasks."""
         for event in self.reader.new():
-            key = event.get("key", "")
-            if key not in self.units:
-                continue
-            if event["event"] in ("failed", "died"):
-                self.trials[key] += 1
-                if why := self.same.failed(self.units[key].kind, key, Attempt.from_event(event)):
-                    self._fatal(why, RepeatedFailureError.__name__)
-            elif event["event"] == "done":
-                self.same.kinds_done.add(self.units[key].kind)
+            self.tracker.take_in(event)
 
     def _take_over(self, key: str, holder: Holder) -> str:
         """Enter the death of a unit's last holder; why not to try the unit once more, or nothing."""
         kind = self.units[key].kind
-        if holder.job == self.job and advanced(self.store, kind, key, holder.work):
+        if holder.job == self.job and ResumeState.of(self.store, kind, key).advanced(holder.work):
             # This very job, before it was put back into the queue, had no time to say so.
             self.log.add("unfinished", key=key, job=self.job, reason=f"{holder} was cut short; its work was saved")
             return ""
         self.log.add("died", key=key, job=holder.job, reason=f"{holder} died while it had the unit")
-        self._count_trials()
-        return "its workers died" if self.trials[key] >= self.max_attempts else ""
+        self._take_in_events()
+        return "its workers died" if key in self.tracker.failed else ""
 
     def _stopped(self, stopped: Stopped) -> None:
         name = stopped.signal.name
@@ -515,7 +492,8 @@ class ArrayWorker:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             self.log.add("exit", job=self.job, reason=f"stopped by {name}", num_done=self.num_done)
             sys.exit(f"stopped by {name}; {self.num_done} units are kept")
-        got_on = bool(self.key) and advanced(self.store, self.units[self.key].kind, self.key, self.saved_before)
+        work = ResumeState.of(self.store, self.units[self.key].kind, self.key) if self.key else None
+        got_on = work is not None and work.advanced(self.saved_before)
         if got_on:
             self.log.add("unfinished", key=self.key, job=self.job, reason=f"stopped by {name}; its work was saved")
         elif self.key and not self.num_done and time.monotonic() > self.deadline - 60:

@@ -354,6 +354,18 @@ class JobTracker:
             return self.count(key, attempt)
         return False
 
+    def take_in(self, event: Mapping[str, Any]) -> None:
+        """Enter what a log of this run says became of a unit."""
+        key = event.get("key", "")
+        if key not in self.units:
+            return
+        if event["event"] in ("failed", "died"):
+            self.count(key, Attempt.from_event(event))
+        elif event["event"] == "done":
+            self.same.kinds_done.add(self.units[key].kind)
+            if key not in self.done and self.in_store(key):
+                self.finish(key, 0.0)
+
     def count(self, key: str, attempt: Attempt) -> bool:
         """Count an attempt that failed; true when the unit may be tried again. Raises where all would fail alike."""
         self.attempts[key] += 1
