@@ -9,7 +9,6 @@ again, settings included. bench/runner.py runs it.
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -166,14 +165,10 @@ def read_experiment(path: str | Path) -> Experiment:
 
 
 def _toml(path: Path) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
     try:
-        content = tomllib.loads(read_text(path, follow_links=True))
+        content = msgspec.toml.decode(read_text(path, follow_links=True))
         json.dumps(content, allow_nan=False)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(f"{path} is no TOML: {error}") from None
     except (TypeError, ValueError) as error:  # dates, nan and inf
         raise UsageError(f"{path} holds what no experiment has: {error}") from None

@@ -13,8 +13,6 @@ by `bench.publish.compare`.
 """
 
 import argparse
-import csv
-import io
 import json
 import math
 import sys
@@ -26,6 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pandas as pd
 from scipy import special
@@ -35,7 +34,7 @@ from baselines.bif.diagnostics import RHAT_LIMIT
 from baselines.bif.presets import PAPER_SETTINGS
 from bench.publish import compare
 from bench.publish.compare import Estimate, Measured
-from bench.records import ceiling_over_seeds, load_results, without_curves, without_scored_again
+from bench.records import ANSWERS_FILE, ceiling_over_seeds, load_results, without_curves, without_scored_again
 from bench.scaling.estimate import PAPER_FITTED, RIVALS, Estimator, by_device, crossing_in, ratio_ends
 from bench.scaling.rows import read_rows, setting_of
 from bench.scaling.suite import SUITE, Setting
@@ -43,11 +42,6 @@ from bench.tables import bytes_text, duration, markdown_table
 from retrain.errors import UsageError
 from retrain.reference import FULL
 from retrain.safe_files import SafeFileError, read_json, read_text, write_whole
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "open"
 UNDECIDABLE = "not decidable here"
@@ -189,9 +183,11 @@ def span_of(cells: Sequence[Cell]) -> str:
 # ---- the records, as claims ask for them ----
 
 
-def departs(options: Mapping[str, Any], given: Mapping[str, Any], varied: Sequence[str] = ()) -> bool:
-    """Whether a method that is called the paper's has another setting, but for those that are varied."""
-    return any(options.get(name) != value for name, value in given.items() if name not in varied)
+def kind_of(protocol: str, options: Mapping[str, Any], given: Mapping[str, Any], varied: Sequence[str] = ()) -> str:
+    """Whose settings a method has, but for those that are varied, and whose protocol."""
+    if any(options.get(name) != value for name, value in given.items() if name not in varied):
+        return SHOWN
+    return SCRATCH if protocol == "scratch" else AS_PAPER
 
 
 @dataclass(frozen=True)
@@ -208,10 +204,11 @@ class Comparison:
 
     @cached_property
     def counts_as(self) -> str:
-        for task, label, options in set(zip(self.rows["task"], self.rows["label"], self.rows["options"])):
-            if departs(json.loads(options), GIVEN_SETTINGS.get((task, label), {})):
-                return SHOWN
-        return SCRATCH if self.protocol == "scratch" else AS_PAPER
+        methods = set(zip(self.rows["task"], self.rows["label"], self.rows["options"]))
+        kinds = {
+            kind_of(self.protocol, json.loads(own), GIVEN_SETTINGS.get(tuple(known), {})) for *known, own in methods
+        }
+        return SHOWN if SHOWN in kinds else kinds.pop()
 
     @property
     def as_printed(self) -> bool:
@@ -307,12 +304,6 @@ class Evidence:
             found.setdefault(one.share, one)
         return [found[share] for share in sorted(found)]
 
-    def asked_of(self, comparisons: Sequence[Comparison], all_shares: bool) -> list[Comparison]:
-        """What gives the verdict: the protocol to the letter where it was run; for claims about shares, the nearest."""
-        nearest = self.nearest(comparisons)
-        literal = [place for place in nearest if not any(self.off_the_text(place))]
-        return nearest if all_shares or not literal else literal
-
     def off_the_text(self, place: Comparison) -> tuple[bool, ...]:
         """Where a record departs from the paper's text, as in OFF_THE_TEXT, the plainest words of it first."""
         config = self.results.records[place.runs[0]]["config"]
@@ -385,9 +376,14 @@ def interpretations(
     cells_of: Callable[[Sequence[Comparison], bool], list[Cell]],
     all_shares: bool = False,
 ) -> list[Interpretation]:
-    """The primary one first, then every other one; with BIF's sign turned where its LDS is below 0."""
+    """The primary one first, then every other one; with BIF's sign turned where its LDS is below 0.
+
+    Primary is the protocol to the letter where it was run; for claims about all shares, what is nearest to it.
+    """
     places = evidence.comparisons(evidence.vision, parts)
-    primary = evidence.asked_of(places, all_shares)
+    nearest = evidence.nearest(places)
+    literal = [place for place in nearest if not any(evidence.off_the_text(place))]
+    primary = nearest if all_shares or not literal else literal
     asked = [(primary, PRIMARY, "")] if primary else []
     for own in grouped(places):
         if own != primary:
@@ -561,12 +557,6 @@ def implementations(evidence: Evidence, claim: Claim) -> Judged:
 # ---- rules about settings, draws and pictures ----
 
 
-def kind_of(swept: Mapping[str, Any], method: str, options: Mapping[str, Any], varied: Sequence[str]) -> str:
-    """Whose settings a curve or a sweep over `varied` has, and whose protocol."""
-    given = GIVEN_TRAK if method == "trak" else GIVEN_SETTINGS.get((swept["task"], "bif-paper"), {})
-    return SHOWN if departs(options, given, varied) else SCRATCH if swept["protocol"] == "scratch" else AS_PAPER
-
-
 def sweep(evidence: Evidence, claim: Claim) -> Judged:
     """How far LDS ranges over a sweep of BIF's settings, of its best; first the sweep at the smallest alpha, raw."""
     task, stable = getattr(evidence, claim["task"]), claim["stable"]
@@ -580,7 +570,9 @@ def sweep(evidence: Evidence, claim: Claim) -> Judged:
         if claim.get("converged"):  # of the loss trace, by R-hat of its mean
             cells = [cell for cell in cells if (cell.get("rhat") or math.inf) <= RHAT_LIMIT]
         reach = max((c["ci_high"] - c["lds"] for c in cells if c.get("ci_high") is not None), default=0.0)
-        kind = kind_of(record, "bif", record["options"], list(record["axes"]))
+        kind = kind_of(
+            record["protocol"], record["options"], GIVEN_SETTINGS.get((task, "bif-paper"), {}), [*record["axes"]]
+        )
         for column, scores in (("lds", "raw"), ("lds_normalised", "train-normalised")):
             values = [cell[column] for cell in cells if cell.get(column) is not None]
             if len(values) < 3 or max(values) <= 0:
@@ -619,7 +611,8 @@ def curve(evidence: Evidence, claim: Claim) -> Judged:
                 gap = compare.difference([high], [low])
                 text = f"LDS {low[0]:.3f} with {first['value']:.0f}, {high[0]:.3f} with {last['value']:.0f}"
                 cell = Cell("checkpoints", text, by_lead(gap), gap.mean)
-            kind = kind_of(budget, one["method"], one["options"], (one["axis"],))
+            given = GIVEN_TRAK if one["method"] == "trak" else GIVEN_SETTINGS.get((budget["task"], "bif-paper"), {})
+            kind = kind_of(budget["protocol"], one["options"], given, (one["axis"],))
             scores = "train-normalised" if one["normalised"] else "raw"
             words = (f"{budget['protocol']}, alpha {budget['alpha']}", one["method"], METRICS["lds"], scores)
             found.append(Interpretation(words, [cell], counted(kind, found, scores == "raw"), (name,)))
@@ -628,8 +621,7 @@ def curve(evidence: Evidence, claim: Claim) -> Judged:
 
 def shared_images(evidence: Evidence, claim: Claim) -> Judged:
     """The share of a query's ten most helpful examples that BIF and EK-FAC both name, against chance."""
-    for path in sorted(evidence.folder.rglob("examples.json")):
-        record = read_json(path)
+    for name, record in evidence.files("examples.json", schema.ExamplesRecord):
         if record.get("task") != "googlenet" or record.get("scores") != "train-normalised":
             continue
         for one in record.get("agreement", []):
@@ -639,17 +631,17 @@ def shared_images(evidence: Evidence, claim: Claim) -> Judged:
                 text = f"{one['shared']:.0%} of the ten most helpful shared; chance {one['chance']:.0%}"
                 cell = Cell("top ten", text, HOLDS if low > one["chance"] else OPEN, one["shared"])
                 words = ("googlenet", "bif ekfac", "shared examples", "train-normalised")
-                return Judged(claim, [Interpretation(words, [cell], PRIMARY, (evidence.name(path),))])
+                return Judged(claim, [Interpretation(words, [cell], PRIMARY, (name,))])
     return Judged(claim)
 
 
 def rmsprop(evidence: Evidence, claim: Claim) -> Judged:
     """The median LDS over the settings that a tuning tried, of each sampler; one that diverged counts as 0."""
     found, better = [], []
-    for path in sorted(evidence.folder.rglob("tune.json")):
-        if any(path.parent.glob("*-alpha-*.json")):  # chosen by LDS within class, of which the paper says nothing
+    for name, record in evidence.files("tune.json", dict[str, Any]):
+        folder = (evidence.folder / name).parent
+        if any(folder.glob("*-alpha-*.json")):  # chosen by LDS within class, of which the paper says nothing
             continue
-        record = read_json(path)
         lds_of: dict[bool, list[float]] = {True: [], False: []}  # whether a sampler was named
         for one in record.get("methods", {}).get("bif", {}).get("grid", []):
             lds_of["sampler" in one["options"]].append(one["lds_raw"] or 0.0)
@@ -658,7 +650,7 @@ def rmsprop(evidence: Evidence, claim: Claim) -> Judged:
             better.append(rms > sgld)
             cell = Cell("medians", f"RMSprop-SGLD {rms:.3f}, SGLD {sgld:.3f}", OPEN, rms)
             words = (f"{record['task']}, {record['protocol']}", "bif", METRICS["lds"], "raw")
-            found.append(Interpretation(words, [cell], SHOWN, (evidence.name(path),)))
+            found.append(Interpretation(words, [cell], SHOWN, (name,)))
     return Judged(claim, found, f"median better in {sum(better)} of {len(better)} tunings" if better else "")
 
 
@@ -682,8 +674,7 @@ def damped_limit(evidence: Evidence, claim: Claim) -> Judged:
 def repeats(evidence: Evidence, claim: Claim) -> Judged:
     """How many of a query's most helpful examples two fits of EK-FAC share, whose labels were drawn anew; and the same
     of fits with every label at its probability: what those share, rounding alone does not change."""
-    for path in sorted(evidence.folder.rglob("answers.json")):
-        record = read_json(path)
+    for name, record in evidence.files(ANSWERS_FILE, schema.AnswersRecord):
         cells = [one for one in record.get("detail", {}).get("cells", []) if one["metric"] == "overlap"]
         shared = {
             label: [one for one in cells if {one["label"], one["against"]} == {label, other}]
@@ -699,7 +690,7 @@ def repeats(evidence: Evidence, claim: Claim) -> Judged:
         text = f"{mean:.1%} of the most helpful 1 % shared; {same:.1%} with exact labels"
         words = (record["config"]["task"]["name"], "ekfac", "shared examples", "raw")
         cell = Cell("most helpful 1 %", text, outcome, mean)
-        return Judged(claim, [Interpretation(words, [cell], PRIMARY, (evidence.name(path),))])
+        return Judged(claim, [Interpretation(words, [cell], PRIMARY, (name,))])
     return Judged(claim)
 
 
@@ -808,7 +799,7 @@ RULES: dict[str, Callable[[Evidence, Claim], Judged]] = {
 
 
 def claims() -> list[dict[str, Any]]:
-    return tomllib.loads((Path(__file__).parent / "claims.toml").read_text(encoding="utf-8"))["claim"]
+    return msgspec.toml.decode(Path(__file__).with_name("claims.toml").read_bytes())["claim"]
 
 
 def judge_all(evidence: Evidence) -> list[Judged]:
@@ -921,16 +912,21 @@ def _literal(evidence: Evidence) -> str:
 
 def cells_csv(judged: Sequence[Judged]) -> str:
     """A row a cell: claim, interpretation, what it counts as, the number and its outcome."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
-    for number, one in enumerate(judged, 1):
-        for found in one.found:
-            words = (*found.words, "", "")[:5]
-            for cell in found.cells:
-                told = [cell.where, cell.text, cell.outcome, " ".join(found.records)]
-                writer.writerow([number, found.counts_as, *words, *told])
-    return text.getvalue()
+    rows = [
+        (
+            number,
+            found.counts_as,
+            *(*found.words, "", "")[:5],
+            cell.where,
+            cell.text,
+            cell.outcome,
+            " ".join(found.records),
+        )
+        for number, one in enumerate(judged, 1)
+        for found in one.found
+        for cell in found.cells
+    ]
+    return pd.DataFrame(rows, columns=list(CSV_COLUMNS)).to_csv(index=False)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
