@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from tabulate import tabulate
@@ -23,8 +23,22 @@ from bench.publish import compare
 if TYPE_CHECKING:  # tables of records are read without torch, and numbers are written without pandas
     import pandas as pd
 
+Key = TypeVar("Key")
+Item = TypeVar("Item")
 MAX_WIDTH = 160  # of a table that has as many columns as somebody asked for
 SCORES_CALLED = {False: "raw", True: "norm."}
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Items that are alike in something, in the order in which they come."""
+    found: dict[Key, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
+def seeds_text(seeds: Sequence[int]) -> str:
+    return f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -181,7 +195,7 @@ def show(out: RunRows, description: str, protocol: str, version: str = "", wide:
         parts.append(
             f"\n{asked}\n"
             f"{first['num_subsets']} subsets x {replicates_text(ceilings[0], first)}, {first['num_queries']} queries, "
-            f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}; {ceiling_text(ceilings)}"
+            f"{seeds_text(seeds)}; {ceiling_text(ceilings)}"
             f"{within_ceiling_text(ceilings)}{linear_ceiling_text(ceilings)}"
         )
         parts.append(lds_table(group, ceilings, wide))
@@ -381,15 +395,13 @@ def pairs_text(pairs: list[dict[str, Any]], alpha: float, alpha_attribution: flo
     for pair in shown:
         line = [f"{pair['label']} - {pair['against']}", SCORES_CALLED[pair["normalised"]], f"{pair['difference']:+.3f}"]
         line += [f"[{pair['ci_low']:+.3f}, {pair['ci_high']:+.3f}]", f"{pair['p_value']:.2g}"]
-        lines.append(line + ([_within_pair_text(pair)] if within else []))
+        if within:
+            difference = pair["difference_within_groups"]
+            known = difference is not None and math.isfinite(difference)
+            line.append(f"{difference:+.3f} ({pair['p_value_within_groups']:.2g})" if known else "-")
+        lines.append(line)
     header = ["paired difference", "scores", "LDS", "95 % interval", "p", *(["within groups (p)"] if within else [])]
     return "\n" + table(header, lines, left=2) if lines else ""
-
-
-def _within_pair_text(pair: dict[str, Any]) -> str:
-    difference = pair["difference_within_groups"]
-    known = difference is not None and math.isfinite(difference)
-    return f"{difference:+.3f} ({pair['p_value_within_groups']:.2g})" if known else "-"
 
 
 def pairs_over_seeds_text(pairs: list[dict[str, Any]], alpha: float, alpha_attribution: float) -> str:
@@ -399,7 +411,7 @@ def pairs_over_seeds_text(pairs: list[dict[str, Any]], alpha: float, alpha_attri
         first, second, kind = pair["label"], pair["against"], pair["normalised"]
         value, low, high = (float(pair[name]) for name in ("difference", "ci_low", "ci_high"))
         if (kind, second, first) in found:  # the better one comes first, and that may change from seed to seed
-            found[kind, second, first].append((-value, -high, -low))
+            found[kind, second, first].append(compare.turned((value, low, high)))
         else:
             found.setdefault((kind, first, second), []).append((value, low, high))
     lines = []

@@ -26,7 +26,7 @@ from bench.methods import Variant
 from bench.records import ANSWERS_FILE, DISTRIBUTIONS, provenance, run_id_of, save_record, versions
 from bench.runner import Session
 from bench.schema import AnswersRecord
-from bench.tables import number, short_number, table, tables
+from bench.tables import grouped, number, short_number, table, tables
 from retrain.errors import UsageError
 from retrain.safe_files import one_line
 from retrain.task import Task
@@ -168,10 +168,7 @@ def pairs_of(values: Mapping[tuple[str, bool], Any]) -> Iterator[tuple[dict[str,
 
 def groups_of(rows: Iterable[dict[str, Any]], *names: str) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
     """Rows by their values of these names, in order of first appearance."""
-    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        found.setdefault(tuple(row[name] for name in names), []).append(row)
-    return found
+    return grouped(rows, lambda row: tuple(row[name] for name in names))
 
 
 def best_first(row: Mapping[str, Any]) -> float:

@@ -38,7 +38,7 @@ from bench.records import ANSWERS_FILE, ceiling_over_seeds, load_results, withou
 from bench.scaling.estimate import PAPER_FITTED, RIVALS, Estimator, by_device, crossing_in, ratio_ends
 from bench.scaling.rows import read_rows, setting_of
 from bench.scaling.suite import SUITE, Setting
-from bench.tables import bytes_text, duration, markdown_table
+from bench.tables import bytes_text, duration, grouped, markdown_table
 from retrain.errors import UsageError
 from retrain.reference import FULL
 from retrain.safe_files import SafeFileError, read_json, read_text, write_whole
@@ -356,12 +356,9 @@ def by_judge(claim: Claim, gap: Estimate, rival: Estimate) -> str:
     return HOLDS if gap.mean < 0 <= gap.high and gap.low >= -SLIGHT * rival.mean else OPEN
 
 
-def grouped(places: Sequence[Comparison]) -> list[list[Comparison]]:
+def shares_together(places: Sequence[Comparison]) -> list[list[Comparison]]:
     """Attribution shares of one interpretation together; those with other settings than they should have, apart."""
-    found: dict[tuple[Any, ...], list[Comparison]] = {}
-    for place in places:
-        found.setdefault((place.words, place.counts_as == SHOWN), []).append(place)
-    return list(found.values())
+    return list(grouped(places, lambda place: (place.words, place.counts_as == SHOWN)).values())
 
 
 def interpretation(places: Sequence[Comparison], cells: Sequence[Cell], kind: str, sign: str = "") -> Interpretation:
@@ -385,7 +382,7 @@ def interpretations(
     literal = [place for place in nearest if not any(evidence.off_the_text(place))]
     primary = nearest if all_shares or not literal else literal
     asked = [(primary, PRIMARY, "")] if primary else []
-    for own in grouped(places):
+    for own in shares_together(places):
         if own != primary:
             asked.append((own, own[0].counts_as, ""))
         if len(parts) > 1 and "bif" in parts and np.mean([place.level("bif") for place in own]) < 0:
@@ -440,7 +437,7 @@ def with_identity(
     for label, words in ((PAPER_LABELS["gradsim"], "all weights"), (IDENTITY, "EK-FAC's layers")):
         parts = (claim["first"], claim["second"])
         places = evidence.comparisons(claim["also"], parts, {**PAPER_LABELS, "gradsim": label})
-        for own in grouped([place for place in places if place.ground in grounds]):
+        for own in shares_together([place for place in places if place.ground in grounds]):
             found.append(interpretation(own, cells_of(own, False), ANALOGUE))
             if own[0].metric == "lds" and not own[0].normalised:
                 told.append(f"{np.mean([cell.value for cell in found[-1].cells]):+.3f} with {words}")
@@ -452,7 +449,7 @@ def attribution_set(evidence: Evidence, claim: Claim) -> Judged:
     """For every method: LDS at a smaller attribution set minus that at a larger one, the same alpha and seeds."""
     parts = ("bif", "ekfac", "gradsim", "trak")
     found, number = [], ""
-    for own in grouped(evidence.comparisons(evidence.vision, parts)):
+    for own in shares_together(evidence.comparisons(evidence.vision, parts)):
         cells = []
         for small, large, part in ((a, b, part) for a in own for b in own if a.share < b.share for part in parts):
             for alpha in sorted({*small.alphas} & {*large.alphas}):

@@ -36,7 +36,7 @@ from bench.records import (
     within_groups,
 )
 from bench.schema import AnswersRecord
-from bench.tables import bytes_text, number, short_number, table
+from bench.tables import bytes_text, grouped, number, seeds_text, short_number, table
 from retrain.errors import UsageError
 from retrain.reference import FULL
 from retrain.safe_files import write_whole
@@ -290,15 +290,15 @@ class Board:
 def boards(found: Sequence[LeaderboardRow], wide: bool = False) -> list[Board]:
     """Of each task, protocol and share: a table a family of metrics and set of seeds, several where it is too wide."""
     made = []
-    for group in _by(found, lambda row: (row.task, row.protocol, row.alpha_attribution)).values():
-        columns = _by(group, lambda row: (row.column, row.name))
+    for group in grouped(found, lambda row: (row.task, row.protocol, row.alpha_attribution)).values():
+        columns = grouped(group, lambda row: (row.column, row.name))
         several = {name for (_, name), rows in columns.items() if len({row.settings for row in rows}) > 1}
 
         def name_of(row: LeaderboardRow, several: Set[str] = several) -> str:
             """With its settings where one column has several of them."""
             return f"{row.name} ({row.settings or 'defaults'})" if row.name in several else row.name
 
-        for family, rows in _by(group, lambda row: f"{row.family}, {_seeds(row)}").items():
+        for family, rows in grouped(group, lambda row: f"{row.family}, {seeds_text(row.seeds)}").items():
             for words, own in _by_truth(rows):
                 costs = _costs([*(row for row in own if row.metric in LDS), *group], name_of)
                 shown = list(dict.fromkeys(row.column for row in own))
@@ -310,14 +310,6 @@ def boards(found: Sequence[LeaderboardRow], wide: bool = False) -> list[Board]:
                     at = f", alpha {' and '.join(alphas)}" if tables > 1 and alphas else ""
                     made.append(_board(some, name_of, costs, wide, f"{family}{words}{at}"))
     return made
-
-
-def _by(rows: Sequence[LeaderboardRow], key: Callable[[LeaderboardRow], Any]) -> dict[Any, list[LeaderboardRow]]:
-    """Rows that are alike in something, in the order in which they come."""
-    found: dict[Any, list[LeaderboardRow]] = {}
-    for row in rows:
-        found.setdefault(key(row), []).append(row)
-    return found
 
 
 def _by_truth(rows: Sequence[LeaderboardRow]) -> Iterator[tuple[str, Sequence[LeaderboardRow]]]:
@@ -338,7 +330,7 @@ def _by_truth(rows: Sequence[LeaderboardRow]) -> Iterator[tuple[str, Sequence[Le
 
 def _parted(rows: Sequence[LeaderboardRow], names: Sequence[str]) -> list[tuple[str, list[LeaderboardRow]]]:
     """Rows that are alike in these, with the words of what tells them from the others."""
-    parts = _by(rows, lambda row: tuple(getattr(row, name) for name in names))
+    parts = grouped(rows, lambda row: tuple(getattr(row, name) for name in names))
     telling = [k for k, name in enumerate(names) if len({key[k] for key in parts}) > 1]
     found, count = [], Counter[str]()
     for key, own in parts.items():
@@ -365,11 +357,11 @@ def _board(
     group: Sequence[LeaderboardRow], name_of: NameOf, costs: Mapping[str, tuple[float, float]], wide: bool, family: str
 ) -> Board:
     """Methods ordered by their first column."""
-    first = _by(group, lambda row: row.column)
+    first = grouped(group, lambda row: row.column)
     header = ["method", *_heads([rows[0] for rows in first.values()]), "seconds", "memory"]
     header += ["settings", "record"] if wide else []
     lines = []
-    for name, own in _by(group, name_of).items():
+    for name, own in grouped(group, name_of).items():
         cells = {row.column: row for row in own}
         seconds, memory = costs[name]
         line = [name, *(_cell(cells.get(column), wide) for column in first), number(seconds, 1), bytes_text(memory)]
@@ -397,17 +389,18 @@ def _heads(columns: Sequence[LeaderboardRow]) -> list[str]:
         else:  # of subsets it is how much they keep; else how much is removed, or looked at
             amount = f", alpha {row.at:g}" if "calibration" in row.metric else f" {100 * row.at:.3g} %"
             found.append(row.metric + amount)
-    for extra in (lambda row: row.scores, _seeds, lambda row: row.truth, lambda row: row.ground):
+    for extra in (
+        lambda row: row.scores,
+        lambda row: seeds_text(row.seeds),
+        lambda row: row.truth,
+        lambda row: row.ground,
+    ):
         for head in {head for head in found if found.count(head) > 1}:
             texts = {k: extra(columns[k]) for k, other in enumerate(found) if other == head}
             if len(set(texts.values())) > 1:
                 for k, text in texts.items():
                     found[k] = f"{head}, {text}"
     return found
-
-
-def _seeds(row: LeaderboardRow) -> str:
-    return f"seed{'s' if row.num_seeds > 1 else ''} {', '.join(map(str, row.seeds))}"
 
 
 def _cell(row: LeaderboardRow | None, wide: bool) -> str:
@@ -423,7 +416,7 @@ def _cell(row: LeaderboardRow | None, wide: bool) -> str:
 
 
 def _caption(group: Sequence[LeaderboardRow]) -> str:
-    truths = list(dict.fromkeys(f"{row.truth}, {_seeds(row)}" for row in group))
+    truths = list(dict.fromkeys(f"{row.truth}, {seeds_text(row.seeds)}" for row in group))
     intervals = list(dict.fromkeys(compare.interval_words(row.num_seeds) for row in group))
     alphas = sorted({row.alpha for row in group if row.ceiling_touches_zero and row.alpha is not None})
     where = ", ".join(f"{alpha:g}" for alpha in alphas)

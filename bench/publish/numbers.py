@@ -72,7 +72,7 @@ from bench.records import (
 from bench.scaling.estimate import RIVALS, by_device
 from bench.scaling.report import verdict_text
 from bench.scaling.rows import read_rows
-from bench.tables import bytes_text, duration, interval, markdown_table, number, recorded_text
+from bench.tables import bytes_text, duration, grouped, interval, markdown_table, number, recorded_text, seeds_text
 from retrain.errors import UsageError
 from retrain.outputs import LOSS, OUTPUTS
 from retrain.safe_files import SafeFileError, read_text, write_whole
@@ -466,7 +466,7 @@ def _caption(rows: pd.DataFrame, metric: str, scores: str) -> str:
     return (
         f"LDS{across}, {kinds}. {words[:1].upper()}{words[1:]}, "
         f"alpha_attribution {rows['alpha_attribution'].iloc[0]:g}. Ground truth: {_some(rows['truth'])}, "
-        f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}. Bars: {bars}. "
+        f"{seeds_text(seeds)}. Bars: {bars}. "
         f"Device: {rows['machine'].iloc[0]}. Runs: {', '.join(f'`{run}`' for run in runs)}."
     )
 
@@ -525,9 +525,7 @@ def answers_block(records: Records, places: Sequence[str], options: Options) -> 
     if not rows:
         there = ", ".join(sorted({row["metric"] for row in record["rows"]}))
         raise UsageError(f"{places[0]} has no such rows; its metrics: {there}")
-    cells: dict[tuple[str, Any], list[dict[str, Any]]] = {}
-    for row in rows:
-        cells.setdefault((row["label"], (row["metric"], amount_asked(record, row["at"]))), []).append(row)
+    cells = grouped(rows, lambda row: (row["label"], (row["metric"], amount_asked(record, row["at"]))))
     columns = sorted({column for _, column in cells}, key=lambda column: -1.0 if column[1] is None else column[1])
     last = columns[0] if columns[0][1] is None else columns[len(columns) // 2]
     higher = -1 if next(row["higher"] for row in rows if row["metric"] == last[0]) else 1
@@ -541,7 +539,7 @@ def answers_block(records: Records, places: Sequence[str], options: Options) -> 
     settings = dict.fromkeys(f"`{row['label']}` {row['settings']}" for row in rows if row["settings"])
     caption = (
         f"{record.get('description') or rows[0]['task']}, protocol {rows[0]['protocol']}: {record['truth']}; "
-        f"raw scores, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}; {over}; {record['device']}. "
+        f"raw scores, {seeds_text(seeds)}; {over}; {record['device']}. "
         + (f"Settings: {'; '.join(settings)}. " if options.get("settings") == "yes" and settings else "")
         + f"Run: `{record['run_id']}`."
     )

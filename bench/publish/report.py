@@ -27,7 +27,7 @@ from bench.publish.html import built_page, markdown, read_png
 from bench.publish.leaderboard import LeaderboardRow
 from bench.publish.plots import KINDS
 from bench.records import DATAMODEL, Results, load_results
-from bench.tables import bytes_text, duration, number
+from bench.tables import bytes_text, duration, grouped, number
 from retrain.safe_files import SafeFileError, read_checked, read_text, write_whole
 
 MAX_BYTES = 3_000_000
@@ -124,11 +124,8 @@ def best_methods(ranked: Sequence[LeaderboardRow]) -> list[dict[str, Any]]:
 
 def method_cards(rows: Sequence[LeaderboardRow]) -> list[dict[str, Any]]:
     """One card a method and task, the best first: what is known of it, with its settings."""
-    cards: dict[str, list[LeaderboardRow]] = {}
-    for row in rows:
-        cards.setdefault(row.method, []).append(row)
     found = []
-    for method, own in cards.items():
+    for method, own in grouped(rows, lambda row: row.method).items():
         timed = [row for row in own if math.isfinite(row.seconds)]
         lines = [
             [

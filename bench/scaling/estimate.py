@@ -30,6 +30,7 @@ from bench.scaling.rows import (
     total_of,
 )
 from bench.scaling.suite import Configuration, Setting
+from bench.tables import grouped
 
 RIVALS = ("bif", "ekfac")
 BIF_LIKE = ("bif", "bif_tokens")
@@ -79,9 +80,7 @@ def ratio_ends(first: Estimate, second: Estimate) -> tuple[float, float]:
 
 def by_device(rows: Sequence[Row]) -> dict[str, "Estimator"]:
     """Seconds of different machines are never mixed."""
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(str(row["device"]), []).append(row)
+    groups = grouped(rows, lambda row: str(row["device"]))
     return {device: found for device, group in groups.items() if (found := Estimator(group)).rows}
 
 
@@ -91,9 +90,8 @@ class Estimator:
     def __init__(self, rows: Sequence[Row]):
         self.rows = [row for row in rows if not row["error"] and row["score_seconds"] is not None]
         self._known: dict[tuple[str, Configuration, Setting], Estimate] = {}
-        self._by_method: dict[str, list[Row]] = {}
-        for row in sorted(self.rows, key=lambda row: row["parameters"]):
-            self._by_method.setdefault(row["method"], []).append(row)
+        by_size = sorted(self.rows, key=lambda row: row["parameters"])
+        self._by_method: dict[str, list[Row]] = grouped(by_size, lambda row: row["method"])
 
     def methods(self) -> list[str]:
         return list(dict.fromkeys(row["method"] for row in self.rows))
@@ -254,10 +252,8 @@ def _by_work(rows: list[Row]) -> dict[int, list[Row]]:
     longest: dict[tuple[Any, ...], Row] = {}
     for row in sorted(rows, key=lambda row: -(row["timed_draws"] or 0.0)):
         longest.setdefault((row["model"], row["train"], row["queries"]), row)
-    found: dict[int, list[Row]] = {}
-    for row in sorted(longest.values(), key=lambda row: row["parameters"]):
-        found.setdefault(int(row["train"] + row["queries"]), []).append(row)
-    return found
+    by_size = sorted(longest.values(), key=lambda row: row["parameters"])
+    return grouped(by_size, lambda row: int(row["train"] + row["queries"]))
 
 
 # ---- EK-FAC's seconds ----
