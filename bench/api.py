@@ -123,13 +123,8 @@ def scored(session: Session, normalised: bool) -> tuple[list[Scores], list[str]]
         scorer = session.scorer(variant, *block)
         indices = scorer.question.query_indices(), scorer.question.attributed_indices()
         _check_queries(indices[0], session.task)
-        scorer.keep_scores = "always"
-        scorer.make((), progress=True, name=f"{session.task.name} {variant.label}")
-        entry = scorer.store.read("scores", scorer.config)
-        attribution = scorer.stored_scores()
-        assert entry is not None
-        assert attribution is not None
-        seconds = entry.record["fit_seconds"] + entry.record["score_seconds"]
+        attribution, record = scorer.scores(progress=True, name=f"{session.task.name} {variant.label}")
+        seconds = record["fit_seconds"] + record["score_seconds"]
         try:
             found.append(_labelled(attribution, variant.label, session.task, indices, normalised, seconds))
         except UsageError as error:

@@ -6,6 +6,7 @@ given; what a command raises becomes one line and an exit code in `run_cli`.
 
 import argparse
 import difflib
+import importlib
 import logging
 import os
 import re
@@ -47,6 +48,22 @@ class Parser(argparse.ArgumentParser):
             options["epilog"] = "\n".join(["available:", *lines])
             options["formatter_class"] = argparse.RawDescriptionHelpFormatter
         super().__init__(**{"allow_abbrev": False, **options})
+
+    @classmethod
+    def of_module(
+        cls, prog: str, about: str, modules: Mapping[str, tuple[str, str]], words: Sequence[str]
+    ) -> tuple[Any, "Parser", argparse.Namespace]:
+        """Of `PROG NAME ...`: the module that the name stands for, its own parser, and its arguments.
+
+        modules: name -> (module, what it does); a module has `add_arguments(parser)`.
+        """
+        parser = cls(prog=prog, description=about, listed={name: text for name, (_, text) in modules.items()})
+        parser.add_argument("name", choices=tuple(modules), metavar="NAME", help="see below")
+        name = parser.parse_args(words[:1] or ["-h"]).name
+        module, text = importlib.import_module(modules[name][0]), modules[name][1]
+        own = cls(prog=f"{parser.prog} {name}", description=text)
+        module.add_arguments(own)
+        return module, own, own.parse_args(words[1:])
 
     def error(self, message: str) -> Any:
         if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):

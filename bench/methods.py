@@ -86,7 +86,12 @@ class Variant:
     @property
     def settings(self) -> str:
         """The options that are not the method's own defaults, as people write them."""
-        options = changed_options(self.method) | self._models()
+        own = {
+            f.name: getattr(self.method, f.name)
+            for f in fields(self.method)
+            if f.metadata.get("key", True) and getattr(self.method, f.name) != f.default
+        }
+        options = own | self._models()
         return ",".join(f"{name}={setting_text(value)}" for name, value in options.items())
 
     def describe(self) -> dict[str, Any]:
@@ -112,15 +117,6 @@ def changed_origin(origin: str) -> str:
     if origin in ("default", "as asked"):
         return "as asked"
     return origin if origin.endswith(", changed") else f"{origin}, changed"
-
-
-def changed_options(method: Method) -> dict[str, Any]:
-    """The options in the key that differ from the class's defaults."""
-    return {
-        f.name: getattr(method, f.name)
-        for f in fields(method)
-        if f.metadata.get("key", True) and getattr(method, f.name) != f.default
-    }
 
 
 def build_variants(

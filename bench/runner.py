@@ -169,10 +169,6 @@ class Session:
             found.setdefault(alike, (Ensemble(made, variant.models), []))[1].append(plan)
         return list(found.values())
 
-    def is_scored(self, variant: Variant, seed: int, share: float) -> bool:
-        scorers = self.scorers(variant, seed, share)
-        return all(member.cached(plans) for scorer, plans in scorers for member in scorer.members)
-
     def base_units(self, seeds: Sequence[int]) -> list[Unit]:
         numbers = range(max([1, *(one.models for one in self.variants if one.reference == FULL)]))
         return [checkpoint_unit(self.task, seed, number, self.execution.device) for seed in seeds for number in numbers]
@@ -342,7 +338,9 @@ def dry_run(experiment: Experiment, execution: Execution | None = None) -> str:
                 todo = f"{len(units)} to do, of which {done} again" if force and done else f"{len(units) - done} to do"
                 lines.append(f"  alpha {plan.alpha:g} of {share:g}: {done} of {len(units)} retrains cached, {todo}")
             for variant in session.active:
-                cached = is_trained and session.is_scored(variant, seed, share)
+                scorers = session.scorers(variant, seed, share) if is_trained else []
+                members = [(member, plans) for scorer, plans in scorers for member in scorer.members]
+                cached = is_trained and all(member.cached(plans) for member, plans in members)
                 which = f" ({variant.settings})" if variant.rows != "both" else ""  # raw and normalised have their own
                 lines.append(f"  {variant.label}{which}: {_state(cached, force or execution.rescore, 'to score')}")
     if references := session.reference_units(session.blocks):

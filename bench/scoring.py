@@ -209,6 +209,17 @@ class Scorer:
             ]
         return [prediction for prediction in found if prediction is not None]
 
+    def scores(self, **jobs: Any) -> tuple[Attribution, dict[str, Any]]:
+        """The whole matrix, made where it is missing or was too large to have been kept, and the record of its cost."""
+        entry, self.keep_scores = self.store.read("scores", self.config), "always"
+        if entry is not None and "scores" not in entry.arrays:
+            self.forget((), fits=False)
+        self.make((), **jobs)
+        entry = self.store.read("scores", self.config)
+        if entry is None:
+            raise MethodFailedError(f"{self.method.name} left no scores in the cache")
+        return attribution_of(entry), entry.record
+
     def divergence(self) -> tuple[str, np.ndarray]:
         """Why an earlier attempt at these scores ran away, and its mean losses (chains, draws); else empty."""
         left = ResumeState.of(self.store, "scores", self.store.key("scores", self.config)).load(DIVERGED)
@@ -360,7 +371,7 @@ def problem_of(
         at = replace(question, checkpoint=question.checkpoint + further)
         output = LOSS if of_train else question.output  # of training examples it is their loss that matters
         asked = replace(at, extra_retrain_plan=None, of_train=of_train, output=output)
-        scorer = Scorer(asked, method, store, device_name, "always")
+        scorer = Scorer(asked, method, store, device_name)
         return _scores_of(scorer, bill, fitted, _is_learnt_from(at))
 
     asked, known = (question, store, device_name, bill), dict[str, Any]()
@@ -385,15 +396,9 @@ def _scores_of(scorer: Scorer, bill: Bill, fitted: set[tuple[Method, int]], lear
     A fit that is kept serves every question, and is paid for once.
     """
     with bill.charge_recorded_cost():
-        entry = scorer.store.read("scores", scorer.config)
-        if entry is not None and "scores" not in entry.arrays:  # too large to have been kept
-            scorer.forget((), fits=False)
-        scorer.make(())
+        attribution, record = scorer.scores()
         clear_worker_context()
-        entry = scorer.store.read("scores", scorer.config)
-        if entry is None:
-            raise MethodFailedError(f"{scorer.method.name} left no scores in the cache")
-        record, number = entry.record, scorer.question.checkpoint
+        number = scorer.question.checkpoint
         trained = record.get("reference_seconds", 0.0)
         kept = scorer.keeps_fit and (scorer.method, number) in fitted
         fit_seconds = 0.0 if kept else record["fit_seconds"] - trained
@@ -404,7 +409,7 @@ def _scores_of(scorer: Scorer, bill: Bill, fitted: set[tuple[Method, int]], lear
             fit_seconds += scorer.checkpoint.record.get("seconds", 0.0) if further else trained
         fitted.add((scorer.method, number))
         bill.add(fit_seconds + record["score_seconds"], record["peak_memory_bytes"])
-        return attribution_of(entry)
+        return attribution
 
 
 def _is_learnt_from(question: AttributionProblem) -> bool:

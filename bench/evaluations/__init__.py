@@ -284,12 +284,8 @@ def score_methods(session: Session) -> dict[Block, list[ScoredMethod]]:
     for block, made in session.score().items():
         found[block] = []
         for variant, _ in made:
-            own = session.scorer(variant, *block)
-            entry, attribution = session.store.read("scores", own.config), own.stored_scores()
-            if entry is None or attribution is None:
-                session.out.problems.append(f"{variant.label} left no score matrix in the cache")
-            else:
-                found[block].append(ScoredMethod(variant, attribution, method_columns(variant, entry.record)))
+            attribution, record = session.scorer(variant, *block).scores()
+            found[block].append(ScoredMethod(variant, attribution, method_columns(variant, record)))
     return found
 
 

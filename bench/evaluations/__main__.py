@@ -3,13 +3,13 @@
 A module of an evaluation has `add_arguments(parser)`, `evaluate(arguments) -> MetricResult` and `show(answers) -> str`.
 """
 
-import importlib
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from bench.arguments import Parser, check_out, report, run_cli
-from bench.records import command_line
+from bench.records import command_line, try_write
 
 EVALUATIONS = {
     "removal": "leave out what a method calls helpful, retrain, and look (--brittleness: until a prediction flips)",
@@ -23,17 +23,9 @@ EVALUATIONS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
-    parser = Parser(
-        prog="python -m bench.evaluations",
-        description="What methods are worth beside their LDS. `NAME --help` lists the arguments of one.",
-        listed=EVALUATIONS,
-    )
-    parser.add_argument("name", choices=tuple(EVALUATIONS), metavar="NAME", help="see below")
-    name = parser.parse_args(words[:1] or ["-h"]).name
-    module = importlib.import_module(f"bench.evaluations.{name}")
-    own = Parser(prog=f"{parser.prog} {name}", description=EVALUATIONS[name])
-    module.add_arguments(own)
-    arguments = own.parse_args(words[1:])
+    about = "What methods are worth beside their LDS. `NAME --help` lists the arguments of one."
+    modules = {name: (f"bench.evaluations.{name}", text) for name, text in EVALUATIONS.items()}
+    module, own, arguments = Parser.of_module("python -m bench.evaluations", about, modules, words)
     command = command_line("bench.evaluations", words)
 
     def work() -> int:
@@ -43,14 +35,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         out.seconds = time.perf_counter() - started
         out.assign_run_id()
         print(module.show(out))
-        end, problems = f"\nrun {out.run_id} in {out.seconds:.0f} s", list(out.problems)
-        try:
-            end += f"; record: {out.save(arguments.out, command)}"
-        except OSError as error:  # a full disk must not take with it what a run has found
-            problems.append(f"{arguments.out}/{out.run_id} cannot be written: {error.strerror or error}")
-        print(end)
+        places: list[Path] = []
+        unwritten = try_write(lambda: places.append(out.save(arguments.out, command)), f"{arguments.out}/{out.run_id}")
+        written = "".join(f"; record: {place}" for place in places)
+        print(f"\nrun {out.run_id} in {out.seconds:.0f} s{written}")
         skipped = [f"skipped {label}: {reason}" for label, reason in out.skipped.items()]
-        return report(own.prog, [*out.notes, *skipped], problems)
+        return report(own.prog, [*out.notes, *skipped], [*out.problems, *([unwritten] if unwritten else [])])
 
     return run_cli(own.prog, work, traceback=getattr(arguments, "traceback", None))
 

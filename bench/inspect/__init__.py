@@ -158,12 +158,6 @@ class Pictures:
         return picture if picture.size == size else picture.resize(size, Image.Resampling.BOX)
 
 
-def data_uri(picture: Image.Image) -> str:
-    file = io.BytesIO()
-    picture.save(file, "PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-
-
 # ---- what is shown ----
 
 
@@ -226,7 +220,11 @@ class Influential:
         task, pictures = self.task, None if self.task.image_shape() is None else Pictures(self.task)
 
         def picture(examples: Examples, index: int) -> str:
-            return "" if pictures is None else data_uri(pictures.of(examples, index))
+            if pictures is None:
+                return ""
+            file = io.BytesIO()
+            pictures.of(examples, index).save(file, "PNG", optimize=True)
+            return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
         queries = []
         for query in self.queries:

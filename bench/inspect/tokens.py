@@ -35,7 +35,6 @@ from bench.experiment import execution_of, experiment_of
 from bench.ground_truth import AttributionProblem, base_model
 from bench.inspect import token_texts
 from bench.measure import cpu_threads
-from bench.methods import Variant
 from bench.publish.html import MOST_LABELS, built_page, part_shown
 from bench.records import provenance, without_nan
 from bench.runner import Session
@@ -162,18 +161,6 @@ def given_pairs(question: Any, pairs: Sequence[tuple[int, int]]) -> list[tuple[i
     return [(queries[query], trains[train]) for query, train in dict.fromkeys(pairs)]
 
 
-def sequence_scores(session: Session, variant: Variant) -> np.ndarray:
-    """(queries, train), normalised where the method has that: from the cache, or computed and kept there."""
-    (block,) = session.blocks
-    scorer = session.scorer(variant, *block)
-    scorer.keep_scores = "always"
-    scorer.make(())
-    attribution = scorer.stored_scores()
-    assert attribution is not None
-    normalised = attribution.normalised()
-    return (attribution.scores if normalised is None else normalised).numpy()
-
-
 def rounded(matrix: np.ndarray) -> list[list[float]]:
     """Three digits that count."""
     return [[float(f"{value:.3g}") for value in row] for row in matrix.tolist()]
@@ -237,7 +224,10 @@ def inspect_tokens(arguments: argparse.Namespace, command: str, prog: str) -> in
     else:
         own = task.query_data.targets[question.query_indices()], task.train_data.targets[question.attributed_indices()]
         same = np.stack([(own[1] == query).all(1).numpy() for query in own[0]])
-        places = strongest_pairs(sequence_scores(session, variant), same, arguments.top)
+        attribution, _ = session.scorer(variant, *session.blocks[0]).scores()
+        normalised = attribution.normalised()
+        of_sequences = attribution.scores if normalised is None else normalised
+        places = strongest_pairs(of_sequences.numpy(), same, arguments.top)
         if not places:
             raise UsageError("no pair of different sequences has a score; name some with --pairs")
     model, _ = base_model(task, question.seed, session.store, session.execution.device)

@@ -137,27 +137,25 @@ def token_matrices(
     task = question.task
     queries, trains = ([pair[side] for pair in pairs] for side in (0, 1))
     problem = token_problem(question, model, device, scratch, queries, trains)
-    if isinstance(method, BIF):
-        scores = token_bif(method, problem, [(k, k) for k in range(len(pairs))])
-        return [asked_only(matrix.numpy(), *asked) for matrix, asked in zip(scores.correlation, places, strict=True)]
-    state, found, length = method.fit(problem), [], task.train_data.targets.shape[1]
+    length, of_bif = task.train_data.targets.shape[1], isinstance(method, BIF)
+    if of_bif:
+        whole = token_bif(method, problem, [(k, k) for k in range(len(pairs))]).correlation
+    else:
+        state = method.fit(problem)
+    found: list[np.ndarray] = []
     for (query, train), (of_query, of_train) in zip(pairs, places, strict=True):
+        block = np.ix_(of_query, of_train)
         found.append(np.full((length, length), np.nan, dtype=np.float32))
-        if not of_query or not of_train:
+        if of_bif:
+            found[-1][block] = whole[len(found) - 1].numpy()[block]
+        if of_bif or not of_query or not of_train:
             continue
         copies = token_copies(task.train_data, train, of_train)
         own = token_copies(task.query_data, query, of_query)
         here = replace(problem, queries=own, pool=copies, attributed_indices=np.arange(len(copies)))
         attribution = method.score(here, state)
         normalised = attribution.normalised()
-        found[-1][np.ix_(of_query, of_train)] = (attribution.scores if normalised is None else normalised).numpy()
-    return found
-
-
-def asked_only(matrix: np.ndarray, of_query: Sequence[int], of_train: Sequence[int]) -> np.ndarray:
-    """NaN elsewhere: what nobody looks at takes no room in a record."""
-    found, block = np.full_like(matrix, np.nan), np.ix_(of_query, of_train)
-    found[block] = matrix[block]
+        found[-1][block] = (attribution.scores if normalised is None else normalised).numpy()
     return found
 
 

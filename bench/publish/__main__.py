@@ -1,10 +1,8 @@
-"""`tda-bench publish WHAT`, or `python -m bench.publish WHAT`: what people read, made from records.
+"""`tda-bench publish NAME`, or `python -m bench.publish NAME`: what people read, made from records.
 
 A module of one has `add_arguments(parser)` and `run(arguments) -> exit code`.
 """
 
-import argparse
-import importlib
 import sys
 from collections.abc import Sequence
 
@@ -22,19 +20,8 @@ PUBLISHED = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
-    lines = [f"  {name:12} {text}" for name, (_, text) in PUBLISHED.items()]
-    parser = Parser(
-        prog="tda-bench publish",
-        description="Figures, report, leaderboard, claims, and more. `WHAT --help` lists the arguments.",
-        epilog="\n".join(["published:", *lines]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("what", choices=tuple(PUBLISHED), metavar="WHAT", help="see below")
-    what = parser.parse_args(words[:1] or ["-h"]).what
-    module, text = importlib.import_module(PUBLISHED[what][0]), PUBLISHED[what][1]
-    own = Parser(prog=f"{parser.prog} {what}", description=text)
-    module.add_arguments(own)
-    arguments = own.parse_args(words[1:])
+    about = "Figures, report, leaderboard, claims, and more. `NAME --help` lists the arguments of one."
+    module, own, arguments = Parser.of_module("tda-bench publish", about, PUBLISHED, words)
     return run_cli(own.prog, lambda: module.run(arguments), "files that are not named above are as they were")
 
 

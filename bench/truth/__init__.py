@@ -24,6 +24,7 @@ import pandas as pd
 
 from bench.arguments import SCORES_ARE, Parser, check_out, report, run_cli
 from bench.ground_truth import GroundTruth
+from bench.identity import USUAL_GROUND
 from bench.prediction import subset_sums
 from bench.records import (
     ELSEWHERE,
@@ -168,10 +169,7 @@ def save_scores(
     for row in [*rows, *found["pairs"]]:
         row["run_id"] = run_id
     # What decided the numbers, under the names of a run of our own: the same ground truth is then the same ground.
-    usual = {
-        "query_split": "report", "queries": None, "scheme": "fixed", "stream": "report", "initialisation": "shared",
-        "replicated_subsets": None,
-    }  # fmt: skip
+    usual = USUAL_GROUND | {"replicated_subsets": None}
     config = {
         "task": known.get("task") or {"name": where["task"], "source": known.get("arrays_sha256", "")},
         "methods": [*found["methods"], *([] if recorded is None else recorded.methods)],
