@@ -188,9 +188,13 @@ def csv_text(frame: pd.DataFrame) -> str:
     return frame.map(escaped).rename(columns=escaped).to_csv(index=False)
 
 
+def digest_of(value: Any) -> str:
+    return hashlib.sha256(canonical_json(without_nan(value), "result").encode()).hexdigest()[:12]
+
+
 def run_id_of(*parts: Any) -> str:
     """Of what was asked and of what came out, so that no two results share one."""
-    return hashlib.sha256(canonical_json(without_nan(list(parts)), "result").encode()).hexdigest()[:12]
+    return digest_of(list(parts))
 
 
 def content_of(record: Mapping[str, Any]) -> list[Any]:
@@ -271,6 +275,16 @@ def try_write(write: Callable[[], Any], where: Path | str) -> str:
     except (SafeFileError, OSError) as error:
         return f"{where} cannot be written: {getattr(error, 'strerror', None) or error}"
     return ""
+
+
+def replace_record(path: Path, record: Mapping[str, Any]) -> str:
+    """As `try_write`, of a command that has one record in a folder: another run's, if it is there, is put aside."""
+
+    def write() -> None:
+        keep_earlier(path, record["run_id"])
+        write_json(path, record)
+
+    return try_write(write, path)
 
 
 def write_pair(stem: Path, form: str, arrays: Mapping[str, np.ndarray], record: Mapping[str, Any]) -> str:

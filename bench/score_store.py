@@ -13,7 +13,7 @@ import argparse
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,17 +25,16 @@ from torch import nn
 
 import bench.arguments as options
 import retrain.safe_files as files
-from baselines.method import Attribution, Problem, load_method
+from baselines.method import Attribution, Problem
 from baselines.support.kept_rows import KEPT_ROWS, KeptRows
 from bench.experiment import execution_of, experiment_of
 from bench.ground_truth import AttributionProblem
 from bench.measure import metered
 from bench.runner import Session
-from bench.scoring import problem_of, refuse_edited
+from bench.scoring import as_arrays, as_tensors, method_again, plain_method, problem_of
 from bench.tables import bytes_text, duration, table
 from retrain.errors import UsageError
 from retrain.examples import Examples
-from retrain.plugins import plugin_reference
 from retrain.units import choose_device, task_from, task_specification
 
 CONTENT, MODEL, FIT, ROWS = "store.json", "model-{}.safetensors", "fit.safetensors", "rows.npy"
@@ -79,9 +78,7 @@ def make_store(session: Session, folder: str | Path, most_bytes: float = MOST_BY
 
     def keep(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         with files.whole_file(path) as file:
-            files.write_safetensors(
-                file, {name: value.detach().cpu().contiguous().numpy() for name, value in tensors.items()}
-            )
+            files.write_safetensors(file, as_arrays(tensors))
 
     def keep_model(checkpoint: Callable[[int], nn.Module], number: int) -> nn.Module:
         model = checkpoint(number)
@@ -109,9 +106,7 @@ def make_store(session: Session, folder: str | Path, most_bytes: float = MOST_BY
         keep(place / FIT, packed)
         keep(folder / MODEL.format(0), scorer.model.state_dict())
         kept[variant.label] = {
-            "name": plugin_reference(type(method)),
-            "options": {f.name: getattr(method, f.name) for f in fields(method)},
-            "source": method.source,
+            **plain_method(method),
             "fit_seconds": fitted.seconds,
             "score_seconds": scored.seconds,
             "num_queries": len(problem.queries),
@@ -140,7 +135,7 @@ class ScoreStore:
     def model(self, number: int) -> nn.Module:
         """That was looked at, or a further one that a method asked for."""
         model, arrays = self.task.build_model(0), files.read_safetensors(self.folder / MODEL.format(number))
-        model.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
+        model.load_state_dict(as_tensors(arrays))
         return model.to(self.device).eval()
 
     def ask(self, label: str, queries: Examples) -> Answer:
@@ -148,9 +143,7 @@ class ScoreStore:
         if label not in self.content.methods:
             raise UsageError(f'{self.folder} has no method "{label}"; it has {", ".join(self.content.methods)}')
         kept, place = self.content.methods[label], self.folder / label
-        options = {name: tuple(value) if isinstance(value, list) else value for name, value in kept.options.items()}
-        method = load_method(kept.name, **options)
-        refuse_edited(method, method.source, kept.source)
+        method = method_again(kept.name, kept.options, kept.source)
         # Before the clock, as in a fresh run: the data, and the model that is looked at.
         threads, train, model = self.task.cpu_threads, self.task.train_data, self.model(0)
 
@@ -161,7 +154,7 @@ class ScoreStore:
                 attributed_indices=self.question.attributed_indices(), seed=self.question.seed, device=self.device,
                 scratch=Path(scratch), shared=rows,
             )  # fmt: skip
-            fit = {name: torch.from_numpy(array) for name, array in files.read_safetensors(place / FIT).items()}
+            fit = as_tensors(files.read_safetensors(place / FIT))
             return problem, method.unpack_fit(problem, fit) if fit else None
 
         with tempfile.TemporaryDirectory() as scratch:

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -144,12 +144,8 @@ class Scorer:
             "task": task_specification(question.task),
             "keep_scores": self.keep_scores,
             "question": question.plain_data(),
-            "method": {
-                "name": plugin_reference(type(method)),
-                "source": method.source,
-                "options": {f.name: getattr(method, f.name) for f in fields(method)},
-            },
-            "plans": [{f.name: getattr(plan, f.name) for f in fields(plan)} for plan in plans],
+            "method": plain_method(method),
+            "plans": list(map(asdict, plans)),
             "part": part,
             "device": self.device_name,
             "driver": os.getpid(),  # whose terminal shows a bar; in any other process progress goes to a file
@@ -322,6 +318,15 @@ def arrays_of(attribution: Attribution) -> dict[str, np.ndarray]:
     return arrays
 
 
+def as_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    return {name: value.detach().cpu().contiguous().numpy() for name, value in tensors.items()}
+
+
+def as_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    """Copies, which may be written to."""
+    return {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}
+
+
 # ---- the units' work, in whatever process ----
 
 
@@ -456,9 +461,7 @@ class WorkerContext:
 
     def __init__(self, store: Store, payload: Mapping[str, Any]):
         question = AttributionProblem.from_plain_data(task_from(payload["task"]), payload["question"])
-        options = {name: tuple(v) if isinstance(v, list) else v for name, v in payload["method"]["options"].items()}
-        method = load_method(payload["method"]["name"], **options)
-        refuse_edited(method, method.source, payload["method"]["source"])
+        method = method_again(**payload["method"])
         self.scorer = Scorer(question, method, store, payload["device"], payload["keep_scores"])
         self.fitted: tuple[Any, Cost] | None = None
         self.kept_fit: Entry | None = None
@@ -492,14 +495,29 @@ class WorkerContext:
                     raise MethodFailedError(reason.splitlines()[0]) from report.traceback_of(key)
                 entry = self.kept_fit or scorer.store.read("fit", scorer.fit_config)
             if entry is not None and "too_large" not in entry.record:
-                arrays = {name: torch.from_numpy(np.array(value)) for name, value in entry.arrays.items()}
                 names = ("seconds", "peak_memory_bytes", "threads")
-                self.fitted = method.unpack_fit(problem, arrays), Cost(**{name: entry.record[name] for name in names})
+                self.fitted = (
+                    method.unpack_fit(problem, as_tensors(entry.arrays)),
+                    Cost(**{name: entry.record[name] for name in names}),
+                )
                 problem.bill.seconds = 0.0  # what the fit had from elsewhere is in its cost
             else:
                 self.fitted = run_stage(method, problem, lambda: method.fit(problem))
             self.kept_fit = None
         return self.fitted
+
+
+def plain_method(method: Method) -> dict[str, Any]:
+    """What another process needs to have the same method."""
+    options = {f.name: getattr(method, f.name) for f in fields(method)}
+    return {"name": plugin_reference(type(method)), "options": options, "source": method.source}
+
+
+def method_again(name: str, options: Mapping[str, Any], source: str) -> Method:
+    """Of what `plain_method` says; refused where its code is another now."""
+    method = load_method(name, **{one: tuple(v) if isinstance(v, list) else v for one, v in options.items()})
+    refuse_edited(method, method.source, source)
+    return method
 
 
 def refuse_edited(method: Method, source: str, expected: str) -> None:
@@ -591,7 +609,7 @@ def make_fit(store: Store, unit: Unit) -> None:
         problem = context.problem(unit, scratch)
         state, cost = run_stage(context.scorer.method, problem, lambda: context.scorer.method.fit(problem))
         packed = context.scorer.method.pack_fit(state) or {}
-    arrays = {name: value.detach().cpu().contiguous().numpy() for name, value in packed.items()}
+    arrays = as_arrays(packed)
     record: dict[str, Any] = {**vars(cost), "device": describe_device(problem.device), "code": code_fingerprint()}
     if not packed or sum(array.nbytes for array in arrays.values()) > MAX_FIT_BYTES:
         arrays, record = {}, {**record, "too_large": True}
@@ -607,9 +625,8 @@ def make_part(store: Store, unit: Unit) -> None:
         state, _ = context.fit(problem)
         method, part = context.scorer.method, unit.payload["part"]
         made, cost = run_stage(method, problem, lambda: method.score_part(problem, state, part))
-    arrays = {name: value.detach().cpu().contiguous().numpy() for name, value in made.items()}
     context.check_unchanged()
-    store.write(unit.kind, unit.config, arrays, {**vars(cost), "code": code_fingerprint()})
+    store.write(unit.kind, unit.config, as_arrays(made), {**vars(cost), "code": code_fingerprint()})
 
 
 def make_scores(store: Store, unit: Unit) -> None:
@@ -624,7 +641,7 @@ def make_scores(store: Store, unit: Unit) -> None:
         state, fitted = context.fit(problem)
         if parts:
             in_order = sorted(parts.values(), key=lambda entry: entry.config["part"])
-            pieces = [{n: torch.from_numpy(np.array(v)) for n, v in entry.arrays.items()} for entry in in_order]
+            pieces = [as_tensors(entry.arrays) for entry in in_order]
             work = lambda: method.merge(problem, state, pieces)  # noqa: E731
         else:
             work = lambda: method.score(problem, state)  # noqa: E731

@@ -9,7 +9,6 @@ first method, mean over queries. A method that fails is named, and the others ar
 """
 
 import argparse
-import hashlib
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -28,12 +27,11 @@ from bench.experiment import execution_of, experiment_of
 from bench.ground_truth import base_model
 from bench.methods import Variant
 from bench.metrics import spearman_per_column
-from bench.records import command_line, keep_earlier, provenance, try_write, write_json
+from bench.records import command_line, digest_of, provenance, replace_record
 from bench.runner import Session
 from bench.tables import bytes_text, number, table
 from retrain.errors import UsageError
 from retrain.progress import bar
-from retrain.store import canonical_json
 
 COMPARED_QUERIES = 500  # the first so many tell how alike two methods are
 TIMED_METHODS = ("bif", "ekfac", "trak", "gradsim")
@@ -70,18 +68,12 @@ def time_methods(arguments: argparse.Namespace, command: str, prog: str) -> int:
         print(speed_table(rows, session.task.description, device))
         asked = {"question": question.config(), "experiment": session.experiment.to_json()}
         # Its id is that of what was asked, and where: seconds never come out the same twice.
-        identity = canonical_json({**asked, "repeats": arguments.repeats, "device": device}, "result")
-        run_id = hashlib.sha256(identity.encode()).hexdigest()[:12]
+        run_id = digest_of({**asked, "repeats": arguments.repeats, "device": device})
         known = {"run_id": run_id, "command": command, "description": session.task.description}
         record = {**known, **asked, "rows": rows, "failed": failed, **provenance(device)}
         if arguments.out:  # another question's record is put aside
             path = Path(arguments.out) / "speed.json"
-
-            def write() -> None:
-                keep_earlier(path, run_id)
-                write_json(path, record)
-
-            unwritten = try_write(write, path)
+            unwritten = replace_record(path, record)
             print("" if unwritten else f"\nrecord: {path}")
             problems += [unwritten] if unwritten else []
     skipped = [f"skipped {label}: {reason}" for label, reason in session.skipped.items()]

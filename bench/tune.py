@@ -26,7 +26,6 @@ and ensemble size. Each setting is cached by itself, so an interrupted command g
 
 import argparse
 import contextlib
-import hashlib
 import itertools
 import math
 import sys
@@ -63,7 +62,7 @@ from bench.metrics import MINIMUM_SUBSETS
 from bench.metrics.intervals import mean_of_defined
 from bench.prediction import subset_sums
 from bench.publish import compare
-from bench.records import command_line, keep_earlier, provenance, try_write, without_nan, write_json
+from bench.records import command_line, digest_of, provenance, replace_record, without_nan
 from bench.rows import all_cores, undefined_reason
 from bench.runner import Session
 from bench.scoring import ONCE, MethodFailedError, Prediction, Scorer
@@ -72,7 +71,6 @@ from retrain.errors import UsageError
 from retrain.jobs import run_units
 from retrain.progress import bar
 from retrain.reference import FULL, REFERENCES, SUBSET
-from retrain.store import canonical_json
 from retrain.units import groups_of
 
 TRIES = 12
@@ -704,28 +702,20 @@ def work(arguments: argparse.Namespace, command: str, line: str, prog: str) -> i
     started = time.perf_counter()
     outcome = COMMANDS[command][1](arguments)
     grid, path = outcome.grid, Path(arguments.out) / outcome.name
-    run_id = hashlib.sha256(canonical_json(outcome.result, "result").encode()).hexdigest()[:12]
     record = {
         **outcome.result,
-        "run_id": run_id,
+        "run_id": digest_of(outcome.result),
         "command": line,
         "description": grid.task.description,
         **provenance(grid.session.device()),
         "seconds": round(time.perf_counter() - started, 1),
     }
-    files = {path: record}
-    if outcome.tuned is not None:
+    unwritten = replace_record(path, record)
+    if outcome.tuned is not None and not unwritten:
         place, tuned = outcome.tuned
-        files[place] = tuned | {name: record[name] for name in TUNED_FIELDS}
-
-    def write() -> None:
-        for place, content in files.items():
-            keep_earlier(place, run_id)
-            write_json(place, content)
-
-    unwritten = try_write(write, path)
+        unwritten = replace_record(place, tuned | {name: record[name] for name in TUNED_FIELDS})
     print(outcome.text)
-    print(f"\nrun {run_id} in {record['seconds']:.0f} s" + ("" if unwritten else f"; record: {path}"))
+    print(f"\nrun {record['run_id']} in {record['seconds']:.0f} s" + ("" if unwritten else f"; record: {path}"))
     if outcome.tuned is not None and not unwritten:
         words = f"tda-bench lds --task {arguments.task} --settings tuned ..."
         print(f"to use it: TDA_BENCH_TUNED={arguments.out} {words}")

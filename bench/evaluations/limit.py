@@ -13,7 +13,6 @@ one run of the method has thousands of draws of one small posterior.
 """
 
 import argparse
-import hashlib
 import itertools
 import logging
 import math
@@ -32,14 +31,14 @@ from baselines.bif.covariance import covariance
 from baselines.bif.method import BIF
 from baselines.method import Problem
 from bench.arguments import RUNS, at_least
-from bench.records import provenance, write_json
+from bench.records import digest_of, provenance, write_json
 from bench.tables import interval, number, table
 from retrain.errors import UsageError
 from retrain.examples import Examples, Indices
 from retrain.losses import CrossEntropy
 from retrain.progress import bar
 from retrain.source import code_fingerprint
-from retrain.store import Store, canonical_json, default_cache
+from retrain.store import Store, default_cache
 from retrain.task import Task
 from retrain.units import describe_device
 
@@ -245,7 +244,7 @@ class LimitResult:
     notes: ClassVar[Sequence[str]] = ()
 
     def assign_run_id(self) -> None:
-        self.run_id = hashlib.sha256(canonical_json(self.record, "result").encode()).hexdigest()[:12]
+        self.run_id = digest_of(self.record)
 
     def save(self, out: str | Path, command: str = "") -> Path:
         path = Path(out) / "limit.json"

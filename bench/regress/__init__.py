@@ -63,7 +63,7 @@ from bench.methods import build_variants, parse_method_spec
 from bench.metrics.intervals import t_quantile
 from bench.prediction import subset_sums
 from bench.records import provenance, read_pair, try_write, versions, write_pair
-from bench.scoring import AttributionProblem
+from bench.scoring import AttributionProblem, as_tensors
 from bench.tables import number, table
 from retrain.errors import UsageError, error_line
 from retrain.jobs.tracker import blamed, shortened
@@ -240,9 +240,8 @@ class GateRunner:
         self.task, self.recorded = task, recorded
         self.device = torch.device("cpu")
         self.model = task.build_model(0)
-        weights = {name: torch.from_numpy(np.array(value)) for name, value in recorded.weights.items()}
         try:
-            self.model.load_state_dict(weights)
+            self.model.load_state_dict(as_tensors(recorded.weights))
         except RuntimeError:
             raise UsageError(
                 f"the recorded weights do not fit the model of task {task.name}, which has changed; "
