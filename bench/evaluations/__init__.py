@@ -23,6 +23,7 @@ from baselines.method import Attribution
 from bench.experiment import Execution, Experiment, asked_for, execution_of
 from bench.ground_truth import make_units, obtain
 from bench.methods import Variant
+from bench.metrics import MINIMUM_SUBSETS
 from bench.records import ANSWERS_FILE, DISTRIBUTIONS, provenance, run_id_of, save_record, versions
 from bench.runner import Session
 from bench.schema import AnswersRecord
@@ -35,14 +36,17 @@ SCORE_CHOICES = {"raw": (False,), "normalised": (True,), "both": (False, True)} 
 Block = tuple[int, float]  # seed, share of the training set that is attributed
 
 
-def add_shared_arguments(parser: argparse.ArgumentParser, queries: bool = True) -> None:
-    """Task, methods, queries, seeds, where it runs and where records go. queries: whether there are any."""
+def add_shared_arguments(parser: argparse.ArgumentParser, queries: bool = True, subsets: bool = False) -> None:
+    """Task, methods, queries, seeds, where it runs and where records go.
+
+    queries: whether there are any; subsets: whether models are retrained on subsets, as for LDS.
+    """
     options.add_task_arguments(parser)
     options.add_method_arguments(parser)
     if queries:
         options.add_query_arguments(parser)
         add_scores_argument(parser)
-    options.add_block_arguments(parser)
+    options.add_plan_arguments(parser, MINIMUM_SUBSETS) if subsets else options.add_block_arguments(parser)
     parser.add_argument("--out", default=options.RUNS, help="where records go, a folder each (default: %(default)s)")
     options.add_cluster_arguments(parser)
 

@@ -11,7 +11,6 @@ examples.
 import argparse
 from typing import Any
 
-import bench.arguments as options
 import bench.evaluations as evaluations
 from bench.evaluations import MetricResult, groups_of, measured
 from bench.experiment import execution_of, experiment_of
@@ -31,13 +30,7 @@ SLOPES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_task_arguments(parser)
-    options.add_plan_arguments(parser, MINIMUM_SUBSETS)
-    options.add_method_arguments(parser)
-    options.add_query_arguments(parser)
-    evaluations.add_scores_argument(parser)
-    parser.add_argument("--out", default=options.RUNS, help="where records go, a folder each (default: %(default)s)")
-    options.add_cluster_arguments(parser)
+    evaluations.add_shared_arguments(parser, subsets=True)
 
 
 def evaluate(arguments: argparse.Namespace) -> MetricResult:

@@ -35,7 +35,7 @@ from bench.experiment import execution_of, experiment_of
 from bench.ground_truth import AttributionProblem, base_model
 from bench.inspect import token_texts
 from bench.measure import cpu_threads
-from bench.publish.html import MOST_LABELS, built_page, part_shown
+from bench.publish.html import built_page
 from bench.records import provenance, without_nan
 from bench.runner import Session
 from retrain.errors import UsageError
@@ -44,6 +44,8 @@ from retrain.safe_files import whole_file, write_whole
 from retrain.units import choose_device
 
 Place = tuple[int, int]
+MOST_LABELS = 48  # tokens of a sequence up to which a figure names each
+CLOSE_UP = 24  # tokens of the part that it shows of longer ones
 TOKEN_RULE = "Pairs: the strongest of query and training sequence by normalised BIF, each once."
 
 
@@ -205,7 +207,8 @@ def matrix_shown(matrix: np.ndarray, place: tuple[int, int] | None) -> tuple[np.
         return matrix, {}
     sizes = np.where(np.isfinite(matrix), np.abs(matrix), 0.0)
     row, column = place or np.unravel_index(int(np.argmax(sizes)), matrix.shape)
-    rows, columns = part_shown(int(row), matrix.shape[0]), part_shown(int(column), matrix.shape[1])
+    firsts = (max(0, min(k - CLOSE_UP // 2, n - CLOSE_UP)) for k, n in zip((int(row), int(column)), matrix.shape))
+    rows, columns = (slice(first, min(n, first + CLOSE_UP)) for first, n in zip(firsts, matrix.shape))
     ends = {name: [one.start, one.stop] for name, one in (("query", rows), ("train", columns))}
     return matrix[rows, columns], {"part": {**ends, "largest": round(float(sizes.max()), 3)}}
 

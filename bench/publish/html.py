@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 MAX_PICTURE_BYTES = 32 * 2**20
 MAX_PIXELS = 64 * 2**20
-MOST_LABELS = 48  # tokens of a sequence up to which a figure names each
-CLOSE_UP = 24  # tokens of the part that it shows of longer ones
 TEMPLATES = Path(__file__).parent / "templates"
 ENDS_SCRIPT = re.compile(r"</script|<!--", re.IGNORECASE)
 COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)  # the marks of numbers in pages, too
@@ -50,12 +48,6 @@ def read_png(path: Path) -> "Image.Image":
         size = f"{picture.width:,} x {picture.height:,} pixels"
         raise SafeFileError(path, f"is a picture of {size}; at most {MAX_PIXELS:,} are shown")
     return picture
-
-
-def part_shown(position: int, length: int) -> slice:
-    """The tokens of a long sequence that a figure shows: those around one of them."""
-    start = min(max(0, position - CLOSE_UP // 2), max(0, length - CLOSE_UP))
-    return slice(start, min(length, start + CLOSE_UP))
 
 
 @lru_cache

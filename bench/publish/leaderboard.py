@@ -300,7 +300,9 @@ def boards(found: Sequence[LeaderboardRow], wide: bool = False) -> list[Board]:
 
         for family, rows in grouped(group, lambda row: f"{row.family}, {seeds_text(row.seeds)}").items():
             for words, own in _by_truth(rows):
-                costs = _costs([*(row for row in own if row.metric in LDS), *group], name_of)
+                # Of the first row that has seconds: LDS where there is one; other records may be of a busier machine.
+                named = grouped([*(row for row in own if row.metric in LDS), *group], name_of).items()
+                costs = {name: next((row for row in its if math.isfinite(row.seconds)), its[-1]) for name, its in named}
                 shown = list(dict.fromkeys(row.column for row in own))
                 tables = math.ceil(len(shown) / MOST_COLUMNS)
                 width = math.ceil(len(shown) / tables)
@@ -341,20 +343,8 @@ def _parted(rows: Sequence[LeaderboardRow], names: Sequence[str]) -> list[tuple[
     return found
 
 
-def _costs(group: Sequence[LeaderboardRow], name_of: NameOf) -> dict[str, tuple[float, float]]:
-    """Name -> seconds and memory of the first row that has seconds: LDS where there is one, which is first in a group.
-
-    Other records may be of a busier machine.
-    """
-    found: dict[str, tuple[float, float]] = {}
-    for row in group:
-        if not math.isfinite(found.get(name_of(row), (math.nan,))[0]):
-            found[name_of(row)] = (row.seconds, row.memory)
-    return found
-
-
 def _board(
-    group: Sequence[LeaderboardRow], name_of: NameOf, costs: Mapping[str, tuple[float, float]], wide: bool, family: str
+    group: Sequence[LeaderboardRow], name_of: NameOf, costs: Mapping[str, LeaderboardRow], wide: bool, family: str
 ) -> Board:
     """Methods ordered by their first column."""
     first = grouped(group, lambda row: row.column)
@@ -363,8 +353,8 @@ def _board(
     lines = []
     for name, own in grouped(group, name_of).items():
         cells = {row.column: row for row in own}
-        seconds, memory = costs[name]
-        line = [name, *(_cell(cells.get(column), wide) for column in first), number(seconds, 1), bytes_text(memory)]
+        cost = [number(costs[name].seconds, 1), bytes_text(costs[name].memory)]
+        line = [name, *(_cell(cells.get(column), wide) for column in first), *cost]
         begins = next(cells[column] for column in first if column in cells)
         lines.append([*line, *([_settings(cells.values()), " ".join(begins.record)] if wide else [])])
     one = group[0]

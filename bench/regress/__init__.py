@@ -35,7 +35,6 @@ import argparse
 import copy
 import json
 import math
-import os
 import re
 import resource
 import shutil
@@ -620,9 +619,6 @@ def gate_all(arguments: argparse.Namespace, folder: Path) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = make_parser().parse_args(argv)
     warnings.simplefilter("ignore")
-    # A method of the user's lives in the folder the command is called from.
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
 
     def work() -> int:
         if arguments.update and not arguments.baseline and not (PACKAGED.parents[2] / "pyproject.toml").exists():

@@ -554,13 +554,11 @@ class Crossing:
     sure: bool = False
 
 
-def crossing_in(
-    estimator: Estimator, shape: Configuration, setting: Setting, axis: str, names: tuple[str, str] = RIVALS
-) -> Crossing:
+def crossing_in(estimator: Estimator, shape: Configuration, setting: Setting, axis: str) -> Crossing:
     """In fitting sequences or queries of one model: both are estimated at each place, with their intervals."""
     grid = np.geomspace(*RANGES[axis], PLACES)
     asked = [replace(setting, **{axis: max(1, round(float(x)))}) for x in grid]
-    found = [[estimator.estimate(name, shape, one) for one in asked] for name in names]
+    found = [[estimator.estimate(name, shape, one) for one in asked] for name in RIVALS]
     first, second = np.log([[(e.seconds, e.seconds_low, e.seconds_high) for e in one] for one in found])
     gap = first[:, 0] - second[:, 0]
     # How far the intervals are apart, in log: negative where they overlap.
@@ -575,7 +573,7 @@ def crossing_in(
 
     changes = np.nonzero(gap[:-1] * gap[1:] < 0)[0]
     values = tuple(zero(gap, int(i), float(grid[i])) for i in changes)
-    turns = names if gap[0] < 0 else names[::-1]
+    turns = RIVALS if gap[0] < 0 else RIVALS[::-1]
     cheaper = tuple(turns[k % 2] for k in range(len(values) + 1))
     if len(values) != 1:
         return Crossing(axis, cheaper, values, sure=bool((apart > 0).all()))

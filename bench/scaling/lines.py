@@ -85,10 +85,6 @@ class Line(Fit):
     def slope(self) -> float:
         return float(self.weights[1])
 
-    @property
-    def linear(self) -> bool:
-        return self.residual <= LINEAR_WITHIN
-
     def at(self, size: float) -> float:
         return self.intercept + self.slope * size
 

@@ -26,6 +26,7 @@ import pandas as pd
 from bench.scaling import suite
 from bench.scaling.lines import LEAST_NOISE, LINEAR_WITHIN, USUAL_NOISE, bilinear, bilinear_at, fit_blocks, fit_line
 from bench.scaling.suite import SUITE, Configuration, Setting
+from bench.tables import grouped
 from retrain.errors import UsageError, error_line
 from retrain.safe_files import SafeFileError, one_line, read_json, read_text, write_whole
 
@@ -266,7 +267,7 @@ def _one_row(row: Row, spec: Spec, sizes: list[Row], ended: str) -> Row:
             fit_line(counts, [size[name] for size in sizes]).at(target) for name in ("fit_seconds", "disk_bytes")
         )
         fit = min(fit, total.at(target)) if last["fit_seconds"] > 1e-3 else 0.0
-        bent = "" if total.linear else f"; not linear, {100 * total.residual:.0f} % off"
+        bent = "" if total.residual <= LINEAR_WITHIN else f"; not linear, {100 * total.residual:.0f} % off"
         found = {
             "projected": True, "projected_from": f"{from_sizes} {axis}{bent}", "max_residual": total.residual,
             "fit_seconds": fit, "score_seconds": total.at(target) - fit, "seconds_low": low, "seconds_high": high,
@@ -493,18 +494,19 @@ def read_records(paths: Sequence[str]) -> list[dict[str, Any]]:
 
 def merge_rows(records: Sequence[dict[str, Any]]) -> list[Row]:
     """Rows, smallest model first, each with the id of the sweep that measured it."""
-    made: dict[tuple[Any, ...], list[Row]] = {}
+    made: list[Row] = []
     for point in (point for record in records for point in record["points"]):
         for row in make_rows(point["spec"], point, point.get("peak_flops")):
             row["run_id"] = point["run_id"]
-            made.setdefault(tuple(row[name] for name in ROW_KEY), []).append(row)
+            made.append(row)
     order = {"bif": 0, "ekfac": 1}
 
     def place(row: Row) -> tuple[Any, ...]:
         group = order.get(row["method"], 2)
         return row["parameters"], group, row["method"], row["queries"], row["fit_examples"] or 0
 
-    return sorted(map(_best_of, made.values()), key=place)
+    alike = grouped(made, lambda row: tuple(row[name] for name in ROW_KEY))
+    return sorted(map(_best_of, alike.values()), key=place)
 
 
 def _best_of(rows: Sequence[Row]) -> Row:
@@ -535,12 +537,8 @@ def _best_of(rows: Sequence[Row]) -> Row:
 
 def _held_out_depth(whole: Row, part: Row) -> Row:
     """A whole run as fewer blocks of the same model would have projected it, where both were run as they stand."""
-    if (
-        whole["error"]
-        or whole["projected"]
-        or not _was_run(part)
-        or not (whole["depth"] or 0) > (part["depth"] or 0) > 0
-    ):
+    fewer = (whole["depth"] or 0) > (part["depth"] or 0) > 0
+    if whole["error"] or whole["projected"] or not fewer or not _was_run(part):
         return {}
     names = {"covariance": "covariance_seconds", "eigen": "eigen_seconds", "lambda": "lambda_seconds"}
     names["scores"] = "score_seconds"

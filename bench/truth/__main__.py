@@ -14,15 +14,7 @@
     python -m bench.truth check results/bank/*          # checksums, and every recorded LDS made again
 
 `bench/truth/folder.py` describes the folder that is written. What others publish is turned into that form, each by its
-own declared convention:
-
-| source      | subsets                                    | values                           | become losses by |
-| ----------- | ------------------------------------------ | -------------------------------- | ---------------- |
-| arrays      | `masks` (K, n), 1 = kept                   | losses (K, q), larger = worse    | as they are      |
-| kronfluence | `masks` (K, n), 1 = kept                   | losses (K, q), larger = worse    | as they are      |
-| trak        | `masks` (K, n), 1 = kept                   | margins (K, q), larger = better  | minus the margin |
-| dattri      | `indices` (K, size), the *kept* ids        | flipped targets, larger = better | minus the value  |
-| bergson     | `subsets.json`, K lists of *left-out* ids  | losses (K, q), larger = worse    | as they are      |
+own declared convention (SOURCES).
 
 `bank` takes what the cache of `bench.lds` has and computes what it lacks. CIFAR-10's bank, on a GPU:
 
@@ -66,13 +58,14 @@ from retrain.units import Plan
 CHECKPOINT_FILE = "checkpoint.safetensors"
 REFERENCES_FILE = "references.safetensors"
 SAME_LDS = 1e-6  # what a recorded LDS and the one made again from the bank may differ by
-# Source -> the names of its arrays in .npz files, and what its values are: larger is worse, or larger is better.
+# Source -> the names of its arrays in .npz files, and what its values are: a loss, of which larger is worse, or an
+# output, of which larger is better and whose sign is turned. Masks (subsets, examples) have 1 where one was kept.
 SOURCES = {
     "arrays": ("masks", "losses", "loss"),
     "trak": ("masks", "margins", "output"),
-    "dattri": ("indices", "values", "output"),
+    "dattri": ("indices", "values", "output"),  # (subsets, size) ids that were kept
     "kronfluence": ("masks", "losses", "loss"),
-    "bergson": ("subsets", "losses", "loss"),
+    "bergson": ("subsets", "losses", "loss"),  # lists of ids that were left out
 }
 BESIDE = ("kfac", "gradsim", "random")  # methods that `verify` shows a submitted one with
 SEEDS_DRAWN = 2**31
@@ -91,7 +84,6 @@ def import_truth(arguments: argparse.Namespace) -> int:
         raise UsageError(f"import {source} needs --num-train, the number of training examples: ids do not say it")
     else:
         named = membership(path, subsets_name, arguments.num_train)
-        # dattri lists what each model was trained on, bergson what it was trained without.
         masks = folders.as_masks(named if source == "dattri" else ~named, path)
     given = folders.one_array(arguments.values, values_name)
     values = folders.as_values(given, arguments.values, *masks.shape)

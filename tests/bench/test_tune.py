@@ -263,7 +263,7 @@ def test_a_sweep_without_any_score_says_so_after_its_table(arguments: list[str],
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bench.tune.write_json", full)
+    monkeypatch.setattr("bench.records.write_json", full)
     assert sweep(arguments, ["--grid", "step_size=1.0"]) == 1
     captured = capsys.readouterr()
     assert "step_size" in captured.out

@@ -1,7 +1,7 @@
 """What methods find, example by example: images (paper: fig:image-main) and tokens (fig:lang-main), from examples.json.
 
 `examples`: queries, and the training images that move their loss most. `tokens`: query tokens against training tokens,
-coloured by signed influence; of sequences longer than MOST_LABELS the part around the strongest pair is shown.
+coloured by signed influence; of long sequences the record has the part around the strongest pair.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from matplotlib.patches import Rectangle
 
 import bench.schema as schema
 from bench.identity import file_slug, series_label
-from bench.publish.html import MOST_LABELS, part_shown, read_png
+from bench.publish.html import read_png
 from bench.publish.plots.frame import Drawing, finish, plain_number, text_width
 from bench.publish.plots.style import INK, WIDTH, new_figure
 from bench.records import Results
@@ -161,21 +161,16 @@ def draw_tokens(results: Results) -> Iterator[Drawing]:
 
 
 def pair_drawing(content: dict[str, Any], pair: dict[str, Any]) -> Drawing:
-    """One matrix, and below it EK-FAC's strip; of long sequences the part around the strongest pair of tokens."""
+    """One matrix, and below it EK-FAC's strip."""
     matrix = np.array([[np.nan if v is None else v for v in row] for row in pair["bif"]], dtype=float)
     strip = np.array(pair["ekfac"], dtype=float)[None] if pair.get("ekfac") else None
-    place = strongest_place(pair)
     rows, columns = parts_of(pair)
     whole = len(pair["query_tokens"]), len(pair["train_tokens"])
-    part, largest = matrix, pair["part"]["largest"] if pair.get("part") else scale_of(matrix)
-    if close := not pair.get("part") and max(matrix.shape) > MOST_LABELS:
-        row, column = place or np.unravel_index(int(np.nanargmax(np.abs(matrix))), matrix.shape)
-        rows, columns = part_shown(int(row), matrix.shape[0]), part_shown(int(column), matrix.shape[1])
-        part = matrix[rows, columns]
-    figure = new_figure(WIDTH, min(6.5, 1.1 + 0.125 * len(part) + (0.3 if strip is not None else 0)))
-    heights = [max(6, len(part)), 1.3] if strip is not None else [1]
+    largest = pair["part"]["largest"] if pair.get("part") else scale_of(matrix)
+    figure = new_figure(WIDTH, min(6.5, 1.1 + 0.125 * len(matrix) + (0.3 if strip is not None else 0)))
+    heights = [max(6, len(matrix)), 1.3] if strip is not None else [1]
     axes = list(figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False).ravel())
-    image = heat_map(axes[0], part, largest or 1.0)
+    image = heat_map(axes[0], matrix, largest or 1.0)
     figure.colorbar(image, ax=axes[0], label="normalised BIF", shrink=0.8).ax.tick_params(labelsize=6)
     name_tokens(axes[0], "y", pair["query_tokens"][rows])
     axes[0].set_ylabel("query")
@@ -196,8 +191,8 @@ def pair_drawing(content: dict[str, Any], pair: dict[str, Any]) -> Drawing:
         [
             "Blue: seeing the training token lowers the query token's loss (negative influence); red: raises it.",
             "" if strip is None else "EK-FAC's strip: each training token with the whole query, on a scale of its own.",
-            f"Shown: the {part.shape[0]} x {part.shape[1]} tokens around the strongest pair."
-            if close or pair.get("part") else "",
+            f"Shown: the {matrix.shape[0]} x {matrix.shape[1]} tokens around the strongest pair."
+            if pair.get("part") else "",
             pair_words(pair),
             f"{content['rule']} n: {whole[0]} query tokens, {whole[1]} training tokens.".strip(),
             settings,

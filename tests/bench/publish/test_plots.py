@@ -20,7 +20,6 @@ from matplotlib.text import Text
 
 from bench.inspect.tokens import matrix_shown
 from bench.publish.__main__ import main as publish
-from bench.publish.html import CLOSE_UP
 from bench.publish.plots import KINDS, draw_figures, frame, kind_called, style, without_crowds
 from bench.publish.plots.examples import pair_drawing
 from bench.publish.plots.frame import MOST_NAMES, MOST_PANELS, Drawing, seconds_axis
@@ -158,16 +157,18 @@ def write_long_tokens(folder: Path) -> dict[str, Any]:
     return content
 
 
-def test_what_was_kept_of_a_long_pair_draws_the_same_figure(tmp_path: Path) -> None:
+def test_of_a_long_pair_what_was_kept_is_drawn_under_its_own_tokens(tmp_path: Path) -> None:
     whole = write_long_tokens(tmp_path / "long")
     (pair,) = whole["pairs"]
     matrix, part = matrix_shown(np.array(pair["bif"]), None)
-    assert matrix.shape == (CLOSE_UP, CLOSE_UP)
+    assert matrix.shape == (24, 24)
     cut = whole | {"pairs": [pair | part | {"bif": matrix.tolist()}]}
-    one, other = (pair_drawing(content, content["pairs"][0]) for content in (whole, cut))
-    assert drawn_data(one.figure) == drawn_data(other.figure)
-    assert one.caption == other.caption
-    assert one.figure.axes[0].get_yticklabels()[0].get_text() == f" w{part['part']['query'][0]}"
+    drawing = pair_drawing(cut, cut["pairs"][0])
+    assert "24 x 24 tokens around the strongest pair" in drawing.caption
+    rows, columns = (slice(*part["part"][side]) for side in ("query", "train"))
+    image = np.array(drawing.figure.axes[0].get_images()[0].get_array())
+    assert (image == np.array(pair["bif"])[rows, columns]).all()
+    assert drawing.figure.axes[0].get_yticklabels()[0].get_text() == f" w{rows.start}"
 
 
 def write_gaussian(folder: Path) -> None:
