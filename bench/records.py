@@ -426,7 +426,10 @@ def load_results(folder: str | Path = "runs") -> Results:
             results.records[run_id] = {**record, "path": where}
             identity = Identity(record)
             rows += _rows(record, identity)
-            pairs += _pairs(record, identity)
+            for pair in record.get("pairs", []):
+                both = {"series_id": pair["label"], "rival_id": pair["against"]}
+                ids = {name: identity.series({**pair, "method": one}, one)["series_id"] for name, one in both.items()}
+                pairs.append({name: pair.get(name) for name in PAIR} | ids | {"run_id": run_id})
     if rows:
         frame = pd.DataFrame(rows).reindex(columns=[*ROW_COLUMNS, *IDS])
         for name in (*NUMBERS, *WITHIN.values()):
@@ -471,16 +474,6 @@ def _rows(record: Mapping[str, Any], identity: Identity) -> list[dict[str, Any]]
         own |= {f"ceiling_{end}": ceiling.get(f"ci_{end}") for end in ("low", "high")}
         own |= {"run_id": record["run_id"], "linear_share": ceiling.get("linear_share") if is_known(ceiling) else None}
         found.append({**known, **row, **own, **identity.of(row)})
-    return found
-
-
-def _pairs(record: Mapping[str, Any], identity: Identity) -> list[dict[str, Any]]:
-    """The label `label` against the label `against`."""
-    found = []
-    for pair in record.get("pairs", []):
-        series, rival = (identity.series({**pair, "method": name}, name) for name in (pair["label"], pair["against"]))
-        ids = {"series_id": series["series_id"], "rival_id": rival["series_id"], "run_id": record["run_id"]}
-        found.append({name: pair.get(name) for name in PAIR} | ids)
     return found
 
 

@@ -99,19 +99,17 @@ class Session:
         self.store = Store(execution.cache)
         self.out, self.skipped, self.tracebacks = RunRows(), dict[str, str](), dict[str, str]()
         self.blocks: list[Block] = list(itertools.product(experiment.seeds, experiment.shares(self.task)))
-        self.active = [variant for variant in self.variants if self._can_run(variant)]
+        self.active: list[Variant] = []
+        # A method that cannot run here, or would not fit in memory, is named before anything is computed.
+        for variant in self.variants:
+            method = variant.method
+            if reason := method.skip(self.task):
+                self.skipped[variant.label] = reason
+            elif reason := refuse_if_too_large(method, self.question(*self.blocks[0]).size(execution.device)):
+                self.out.problems.append(f"{variant.label} was not started: {reason}")
+            else:
+                self.active.append(variant)
         self.notes = self._notes()
-
-    def _can_run(self, variant: Variant) -> bool:
-        """A method that cannot run here, or would not fit in memory, is named before anything is computed."""
-        if reason := variant.method.skip(self.task):
-            self.skipped[variant.label] = reason
-            return False
-        size = self.question(*self.blocks[0]).size(self.execution.device)
-        if reason := refuse_if_too_large(variant.method, size):
-            self.out.problems.append(f"{variant.label} was not started: {reason}")
-            return False
-        return True
 
     def _notes(self) -> list[str]:
         """One line for each option that asks for more than there is, and for each method edited since its record."""

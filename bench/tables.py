@@ -27,6 +27,7 @@ Key = TypeVar("Key")
 Item = TypeVar("Item")
 MAX_WIDTH = 160  # of a table that has as many columns as somebody asked for
 SCORES_CALLED = {False: "raw", True: "norm."}
+SCORE_KINDS = {"raw": (False,), "normalised": (True,), "both": (False, True)}  # as options say it -> whether normalised
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:

@@ -66,7 +66,7 @@ from bench.records import command_line, digest_of, provenance, replace_record, w
 from bench.rows import all_cores, undefined_reason
 from bench.runner import Session
 from bench.scoring import ONCE, MethodFailedError, Prediction, Scorer
-from bench.tables import in_place_of, interval, number, setting_text, table
+from bench.tables import SCORE_KINDS, in_place_of, interval, number, setting_text, table
 from retrain.errors import UsageError
 from retrain.jobs import run_units
 from retrain.progress import bar
@@ -538,7 +538,7 @@ def run_budget(arguments: argparse.Namespace) -> Outcome:
     curves: list[dict[str, Any]] = []
     failed: dict[str, str] = {}
     for variant in variants:
-        name, kinds = variant.method.name, {"raw": (False,), "normalised": (True,)}.get(variant.rows, (False, True))
+        name, kinds = variant.method.name, SCORE_KINDS[variant.rows]
         try:
             found = (bif_curves if name == "bif" else trak_curves)(grid, variant.method, kinds)
         except (RuntimeError, FloatingPointError) as error:

@@ -27,12 +27,11 @@ from bench.metrics import MINIMUM_SUBSETS
 from bench.records import ANSWERS_FILE, DISTRIBUTIONS, provenance, run_id_of, save_record, versions
 from bench.runner import Session
 from bench.schema import AnswersRecord
-from bench.tables import grouped, number, short_number, table, tables
+from bench.tables import SCORE_KINDS, grouped, number, short_number, table, tables
 from retrain.errors import UsageError
 from retrain.safe_files import one_line
 from retrain.task import Task
 
-SCORE_CHOICES = {"raw": (False,), "normalised": (True,), "both": (False, True)}  # --scores -> whether normalised
 Block = tuple[int, float]  # seed, share of the training set that is attributed
 
 
@@ -52,7 +51,7 @@ def add_shared_arguments(parser: argparse.ArgumentParser, queries: bool = True, 
 
 
 def add_scores_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--scores", choices=SCORE_CHOICES, default="raw", help="which scores (default: %(default)s)")
+    parser.add_argument("--scores", choices=SCORE_KINDS, default="raw", help="which scores (default: %(default)s)")
 
 
 @dataclass
@@ -229,7 +228,7 @@ def pairs_table(title: str, quantity: str, pairs: Iterable[dict[str, Any]]) -> s
 
 def kinds_of(variant: Variant, scores: str) -> list[bool]:
     """Whether normalised, of the kinds of scores that --scores asks for and the variant stands for."""
-    return [kind for kind in SCORE_CHOICES[scores] if variant.rows in ("both", "normalised" if kind else "raw")]
+    return [kind for kind in SCORE_KINDS[scores] if kind in SCORE_KINDS[variant.rows]]
 
 
 @dataclass(frozen=True, eq=False)

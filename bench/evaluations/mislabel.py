@@ -62,9 +62,9 @@ def evaluate(arguments: argparse.Namespace) -> MetricResult:
             out = MetricResult.of(session, "mislabelled", {}, {"share": share}, words)
             out.asked = {"experiment": experiment.to_json(), "share": share}
             out.task, out.problems = session.task.clean, []
-            out.variants = [variant for variant in session.active if variant.rows in ("both", "raw")]
+            out.variants = [variant for variant in session.active if variant.rows != "normalised"]
         for block, methods in evaluations.score_methods(session).items():
-            _add_rows(out, session, block, [one for one in methods if one.variant.rows in ("both", "raw")])
+            _add_rows(out, session, block, [one for one in methods if one.variant.rows != "normalised"])
         out.problems += session.out.problems
     assert out is not None
     return out

@@ -21,10 +21,11 @@ import numpy as np
 
 import bench.evaluations as evaluations
 from bench.arguments import at_least, fraction
-from bench.evaluations import SCORE_CHOICES, Block, MetricResult, ScoredMethod, measured
+from bench.evaluations import Block, MetricResult, ScoredMethod, measured
 from bench.ground_truth import UnitsFailedError, obtain
 from bench.metrics.removal import Shared, mean_change
 from bench.runner import Session
+from bench.tables import SCORE_KINDS
 from retrain.errors import UsageError
 from retrain.removal import RemovalPlan, removal_units, stacked
 from retrain.task import classifies
@@ -174,7 +175,7 @@ def removal_curves(
             if len(members[0]) == size:  # a class may have fewer than that
                 arm = by_size.setdefault(size, Arm(num_queries))
                 wanted.append((arm, np.flatnonzero(query_labels == label), [(some, 1) for some in members]))
-    for label, kind in itertools.product(controls, SCORE_CHOICES[scores]):
+    for label, kind in itertools.product(controls, SCORE_KINDS[scores]):
         curves[label, kind] = evaluations.control_columns(label), controls[label]
 
     found = iter(retrainer.retrain([one for _, _, sets in wanted for one in sets], "removals"))

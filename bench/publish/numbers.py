@@ -42,7 +42,7 @@ import re
 import shlex
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,12 +72,21 @@ from bench.records import (
 from bench.scaling.estimate import RIVALS, by_device
 from bench.scaling.report import verdict_text
 from bench.scaling.rows import read_rows
-from bench.tables import bytes_text, duration, grouped, interval, markdown_table, number, recorded_text, seeds_text
+from bench.tables import (
+    SCORE_KINDS,
+    bytes_text,
+    duration,
+    grouped,
+    interval,
+    markdown_table,
+    number,
+    recorded_text,
+    seeds_text,
+)
 from retrain.errors import UsageError
 from retrain.outputs import LOSS, OUTPUTS
 from retrain.safe_files import SafeFileError, read_text, write_whole
 
-SCORE_KINDS = {"raw": (False,), "normalised": (True,), "both": (False, True)}
 METRICS = ("lds", WITHIN["lds"], "lds_across_queries")
 SCHEMAS: dict[str, Any] = {
     "run.json": schema.RunRecord, "sweep.json": schema.SweepRecord, "budget.json": schema.BudgetRecord,
@@ -109,17 +118,6 @@ _NEXT = re.compile(f"{_CODE}|{OPENING.pattern}|{CLOSING.pattern}", re.DOTALL | r
 
 
 @dataclass(frozen=True)
-class Mark:
-    """A value or table in a page; `start` and `stop` are the ends of the text that it governs."""
-
-    kind: str
-    words: str
-    line: int
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
 class Finding:
     """A mark whose text is not what the record says, or that cannot be read."""
 
@@ -129,43 +127,37 @@ class Finding:
     repaired: bool  # whether the right text is known
 
 
-def find_marks(page: str) -> Iterator[Mark | Finding]:
-    """In order; one that is not closed, or closed without being opened, is a finding. Code outside of marks is passed
-    over."""
-    at = 0
+def rewrite(page: str, text_of: Callable[[str, str], str]) -> tuple[str, list[Finding]]:
+    """The page as it should be, and where it was not; `text_of` is asked for what stands in a mark, by its kind and
+    words.
+
+    A mark that is not closed, closes nothing or cannot be read is a finding, and keeps its text; code stays as it is.
+    """
+    parts: list[str] = []
+    findings: list[Finding] = []
+    at = copied = 0
     while found := _NEXT.search(page, at):
-        at = found.end()
-        line = page.count("\n", 0, found.start()) + 1
+        at, line = found.end(), page.count("\n", 0, found.start()) + 1
         if CLOSING.fullmatch(found[0]):
-            yield Finding(line, "end", "closes nothing", False)
+            findings.append(Finding(line, "end", "closes nothing", False))
         elif opening := OPENING.fullmatch(found[0]):
             kind, words = opening[1], " ".join(opening[2].split())
+            named = f"{kind} {words}"
             closing, following = CLOSING.search(page, at), OPENING.search(page, at)
             if closing is None or (following is not None and following.start() < closing.start()):
-                yield Finding(line, f"{kind} {words}", "is not closed; expected <!-- end --> after it", False)
-            else:
-                yield Mark(kind, words, line, at, closing.start())
-                at = closing.end()
-
-
-def rewrite(page: str, text_of: Callable[[Mark], str]) -> tuple[str, list[Finding]]:
-    """The page as it should be, and where it was not; a mark that cannot be read keeps its text."""
-    parts, findings, at = [], [], 0
-    for mark in find_marks(page):
-        if isinstance(mark, Finding):
-            findings.append(mark)
-            continue
-        stands = page[mark.start : mark.stop]
-        try:
-            wanted = text_of(mark)
-        except UsageError as error:
-            findings.append(Finding(mark.line, f"{mark.kind} {mark.words}", str(error), False))
-            continue
-        if wanted != stands:
-            findings.append(Finding(mark.line, f"{mark.kind} {mark.words}", _difference(stands, wanted), True))
-        parts += [page[at : mark.start], wanted]
-        at = mark.stop
-    return "".join([*parts, page[at:]]), findings
+                findings.append(Finding(line, named, "is not closed; expected <!-- end --> after it", False))
+                continue
+            stands = page[at : closing.start()]
+            try:
+                wanted = text_of(kind, words)
+                if wanted != stands:
+                    findings.append(Finding(line, named, _difference(stands, wanted), True))
+                    parts += [page[copied:at], wanted]
+                    copied = closing.start()
+            except UsageError as error:
+                findings.append(Finding(line, named, str(error), False))
+            at = closing.end()
+    return "".join([*parts, page[copied:]]), findings
 
 
 def _difference(stands: str, wanted: str) -> str:
@@ -637,7 +629,7 @@ def check_page(path: Path, records: Records) -> tuple[str, str, list[Finding]]:
     """The page as it is, as it should be, and a finding for each difference."""
     page = read_text(path, follow_links=True)
     text_of = {"value": value_text, "table": table_text}
-    return page, *rewrite(page, lambda mark: text_of[mark.kind](records, mark.words))
+    return page, *rewrite(page, lambda kind, words: text_of[kind](records, words))
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ import pytest
 
 from bench.publish import numbers as pages
 from bench.publish.__main__ import main as publish
-from bench.publish.numbers import Mark, Records, evaluate, find_marks, formatted, rewrite, table_text, value_text
+from bench.publish.numbers import Records, evaluate, formatted, rewrite, table_text, value_text
 from bench.tables import duration
 from retrain.errors import UsageError
 from tests.helpers.synthetic_results import edited, write_question, write_run
@@ -173,9 +173,8 @@ def test_marks_in_code_stay_and_unclosed_ones_are_found() -> None:
         "`<!-- value a#b .3f -->`\n\n```\n<!-- table lds x -->\n```\n<!-- value c#d .3f -->1<!-- end -->\n"
         "<!-- value e#f .3f -->2\n<!-- table g -->| `h |<!-- end -->\n<!-- end -->\n"
     )
-    found = list(find_marks(page))
-    assert [(one.line, one.words) for one in found] == [(6, "c#d .3f"), (7, "value e#f .3f"), (8, "g"), (9, "end")]
-    assert [isinstance(one, Mark) for one in found] == [True, False, True, False]
-    wanted, findings = rewrite(page, lambda mark: "X")
+    wanted, findings = rewrite(page, lambda kind, words: "X")
+    places = [(finding.line, finding.words) for finding in findings]
+    assert places == [(6, "value c#d .3f"), (7, "value e#f .3f"), (8, "table g"), (9, "end")]
     assert wanted == page.replace(">1<", ">X<").replace("| `h |", "X")
     assert [finding.repaired for finding in findings] == [True, False, True, False]
