@@ -133,8 +133,7 @@ def lds_main(argv: Sequence[str] | None = None) -> int:
             written = "" if unwritten or nothing else f"; record: {place}/run.json"
             print(f"\nrun {result.run_id} in {result.seconds:.0f} s{written}{failed}")
         lost = [f"{unwritten}; the same command writes it, from {arguments.cache}"] if unwritten else []
-        skipped = [f"skipped {label}: {reason}" for label, reason in result.skipped.items()]
-        return options.report(parser.prog, [*result.notes, *skipped], [*result.problems, *lost])
+        return options.report(parser.prog, result.notes, [*result.problems, *lost], result.skipped)
 
     return options.run_cli(parser.prog, work, traceback=arguments.traceback)
 

@@ -76,8 +76,7 @@ def time_methods(arguments: argparse.Namespace, command: str, prog: str) -> int:
             unwritten = replace_record(path, record)
             print("" if unwritten else f"\nrecord: {path}")
             problems += [unwritten] if unwritten else []
-    skipped = [f"skipped {label}: {reason}" for label, reason in session.skipped.items()]
-    return options.report(prog, [*session.notes, *skipped], problems)
+    return options.report(prog, session.notes, problems, session.skipped)
 
 
 def time_method(variant: Variant, problem: Problem, repeats: int) -> tuple[dict[str, Any], np.ndarray]:

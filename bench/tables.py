@@ -298,12 +298,6 @@ def within_ceiling_text(ceilings: Sequence[dict[str, Any]]) -> str:
     return f"\nwithin {ceilings[0]['group_name']}: noise ceiling {pooled.ceiling:.3f} {ends}{zero}"
 
 
-def within_text(lds: float, within: float | None) -> str:
-    """A method that has an LDS and nothing within groups knows the groups alone."""
-    unknown = within is None or not math.isfinite(within)
-    return "nothing" if unknown and math.isfinite(lds) else number(within)
-
-
 def linear_ceiling_text(ceilings: Sequence[dict[str, Any]]) -> str:
     """A line of its own below the noise ceiling; nothing where too few subsets were retrained on to tell."""
     value = linear_ceiling_of(ceilings)
@@ -363,7 +357,9 @@ def lds_table(group: pd.DataFrame, ceilings: Sequence[dict[str, Any]], wide: boo
         fit, score = block["fit_seconds"], block["score_seconds"]
         line = [label, SCORES_CALLED[normalised], number(mean), *([number(error)] if several else [])]
         line.append(interval(block["ci_low"].min(), block["ci_high"].max()))
-        line += [within_text(mean, block["lds_within_groups"].astype(float).mean())] if within else []
+        if within:  # a method that has an LDS and nothing within groups knows the groups alone
+            inside = float(block["lds_within_groups"].astype(float).mean())
+            line.append("nothing" if math.isfinite(mean) and not math.isfinite(inside) else number(inside))
         line += [share_text(mean, ceiling), *([share_text(mean, linear)] if math.isfinite(linear) else [])]
         line += [number((fit + score).median(), 1), bytes_text(block["peak_memory_bytes"].max())]
         if wide:

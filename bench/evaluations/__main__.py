@@ -39,8 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         unwritten = try_write(lambda: places.append(out.save(arguments.out, command)), f"{arguments.out}/{out.run_id}")
         written = "".join(f"; record: {place}" for place in places)
         print(f"\nrun {out.run_id} in {out.seconds:.0f} s{written}")
-        skipped = [f"skipped {label}: {reason}" for label, reason in out.skipped.items()]
-        return report(own.prog, [*out.notes, *skipped], [*out.problems, *([unwritten] if unwritten else [])])
+        return report(own.prog, out.notes, [*out.problems, *([unwritten] if unwritten else [])], out.skipped)
 
     return run_cli(own.prog, work, traceback=getattr(arguments, "traceback", None))
 

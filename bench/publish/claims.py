@@ -671,7 +671,7 @@ def damped_limit(evidence: Evidence, claim: Claim) -> Judged:
 def repeats(evidence: Evidence, claim: Claim) -> Judged:
     """How many of a query's most helpful examples two fits of EK-FAC share, whose labels were drawn anew; and the same
     of fits with every label at its probability: what those share, rounding alone does not change."""
-    for name, record in evidence.files(ANSWERS_FILE, schema.AnswersRecord):
+    for name, record in evidence.files(ANSWERS_FILE, dict[str, Any]):
         cells = [one for one in record.get("detail", {}).get("cells", []) if one["metric"] == "overlap"]
         shared = {
             label: [one for one in cells if {one["label"], one["against"]} == {label, other}]

@@ -13,7 +13,6 @@ better to the number of those that are not clearly worse: 1-2 where nobody can t
 import argparse
 import math
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
@@ -22,6 +21,7 @@ from typing import Any
 
 import pandas as pd
 
+from bench.arguments import report
 from bench.identity import Identity, canonical, model_words, short_digest
 from bench.publish import compare
 from bench.records import (
@@ -437,10 +437,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--out {arguments.out}: {Path(arguments.out).parent} is no folder")
     results = load_results(arguments.results)
     ranked = rows(results)
-    for problem in results.problems:
-        print(f"tda-bench publish leaderboard: {problem}", file=sys.stderr)
-    if results.problems and not ranked:
-        return 1
+    failed = report("tda-bench publish leaderboard", [], results.problems)
+    if failed and not ranked:
+        return failed
     tasks = {row.task for row in ranked}
     if unknown := sorted(set(arguments.task) - tasks):
         there = ", ".join(sorted(tasks)) or "nothing"
@@ -456,4 +455,4 @@ def run(arguments: argparse.Namespace) -> int:
         table_of_all = pd.DataFrame(map(asdict, found)).drop(columns=["ground_id", "truth_id"]).assign(**rank)
         lists = {name: table_of_all[name].map(lambda one: " ".join(map(str, one))) for name in ("seeds", "record")}
         write_whole(Path(arguments.out), csv_text(table_of_all.assign(**lists)))
-    return int(bool(results.problems))
+    return failed

@@ -525,7 +525,9 @@ def answers_block(records: Records, places: Sequence[str], options: Options) -> 
     # Whoever has no number comes last.
     labels = sorted(means, key=lambda label: math.inf if math.isinf(means[label]) else higher * means[label])
     lines = [[f"`{label}`", *(_answer_cell(cells.get((label, column), [])) for column in columns)] for label in labels]
-    header = [" ".join(filter(None, (name, _place(record, at)))) for name, at in columns]
+    # The share that was removed or looked at, or, of a calibration, kept.
+    share = (lambda at: f" alpha {at:g}") if record["question"] == "calibration" else (lambda at: f" {100 * at:.2g} %")
+    header = [name if at is None else name + share(at) for name, at in columns]
     seeds = sorted({row["seed"] for row in rows})
     over = "95 % interval" if len(seeds) == 1 else "mean over seeds, lowest to highest end of the seeds' 95 % intervals"
     settings = dict.fromkeys(f"`{row['label']}` {row['settings']}" for row in rows if row["settings"])
@@ -536,13 +538,6 @@ def answers_block(records: Records, places: Sequence[str], options: Options) -> 
         + f"Run: `{record['run_id']}`."
     )
     return f"{markdown_table(['', *header], lines)}\n\n{caption}"
-
-
-def _place(record: Mapping[str, Any], at: float | None) -> str:
-    """The share that was removed or looked at, or, of a calibration, kept."""
-    if at is None:
-        return ""
-    return f"alpha {at:g}" if record["question"] == "calibration" else f"{100 * at:.2g} %"
 
 
 def _mean(rows: Sequence[dict[str, Any]]) -> float:

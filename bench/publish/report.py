@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import quote
 
 import bench.schema as schema
-from bench.arguments import RUNS, check_out
+from bench.arguments import RUNS, check_out, report
 from bench.cli import plugin_classes, summary_of
 from bench.identity import file_slug, model_words
 from bench.publish import leaderboard
@@ -234,9 +234,8 @@ def run(arguments: argparse.Namespace) -> int:
     check_out(str(out))
     page = write_page(results, out, folder / "figures")
     write_whole(out / "index.html", page)
-    for problem in results.problems:
-        print(f"tda-bench publish report: {problem}", file=sys.stderr)
+    failed = report("tda-bench publish report", [], results.problems)
     if not results.records and not results.problems:
         print(f"{folder} holds no run.json yet: the page says how to make one, and no more", file=sys.stderr)
     print(f"{out / 'index.html'}: {len(results.rows)} rows of {len(results.records)} runs, {len(page) / 1e6:.1f} MB")
-    return 1 if results.problems or len(page) > MAX_BYTES else 0
+    return 1 if failed or len(page) > MAX_BYTES else 0

@@ -11,7 +11,6 @@ A new kind is a row of KINDS, and a function `draw_<kind>` of the named file tha
 
 import argparse
 import json
-import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -154,7 +153,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """1 where a file could not be used, or where nothing allows a kind that was asked for."""
-    from bench.arguments import check_out
+    from bench.arguments import check_out, report
     from bench.records import load_results
     from retrain.progress import progress_counter
 
@@ -181,9 +180,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{kind.name}: missing, needs {kind.needs}; make it with\n    {kind.command} --out {arguments.results}")
     for line in results.left_out:
         print(f"note: {line}")
-    for problem in results.problems:
-        print(f"tda-bench publish figures: {problem}", file=sys.stderr)
-    return 1 if results.problems or (arguments.only and missing) else 0
+    failed = report("tda-bench publish figures", [], results.problems)
+    return 1 if failed or (arguments.only and missing) else 0
 
 
 def write_index(out: Path, index: dict[str, Any], whole: bool, results: "Results") -> None:

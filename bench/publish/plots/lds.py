@@ -663,6 +663,9 @@ def draw_budget(results: Results) -> Iterator[frame.Drawing]:
             told += " Filled: raw scores; hollow: train-normalised."
         if len(spent_on) > 1 and (dotted := [name for name in spent_on if name in DOTTED_AXES]):
             told += f" Dotted against time: {' and '.join(dotted)}."
+        times = f"{budget['replicates']} replicate{'s' * (budget['replicates'] != 1)}"
+        if budget["replicates"] != 1 and budget.get("replicated_subsets"):
+            times += f" of {budget['replicated_subsets']}"
         seed, split = budget.get("seed", "?"), f", {budget['split']} queries" if "split" in budget else ""
         parts = ["budget", budget["task"], budget["protocol"], f"alpha {alpha}", budget["device"]]
         yield frame.finish(
@@ -670,7 +673,8 @@ def draw_budget(results: Results) -> Iterator[frame.Drawing]:
             f"{budget.get('description') or budget['task']}: LDS against budget",
             [f"task {budget['task']}, protocol {budget['protocol']}, alpha {alpha}, seed {seed}{split}",
              budget["device"]],
-            [f"{told} {sizes_text(budget)}", budget_settings(curves)],
+            [f"{told} n: 1 seed, {budget['num_subsets']} subsets, {times}, {budget['num_queries']:,} queries.",
+             budget_settings(curves)],
             [budget["run_id"]],
             {"task": [budget["task"]], "protocol": [budget["protocol"]],
              "method": in_order(curve["method"] for curve in curves)},
@@ -707,10 +711,3 @@ def budget_settings(curves: list[dict[str, Any]]) -> str:
             told = {"": next(iter(told.values()))}
         parts += [f"{label}{f' ({kind})' if kind else ''}: {text}" for kind, text in told.items() if text]
     return f"Settings. {'; '.join(parts)}." if parts else ""
-
-
-def sizes_text(record: dict[str, Any]) -> str:
-    replicates = record["replicates"]
-    some = f" of {record['replicated_subsets']}" if replicates != 1 and record.get("replicated_subsets") else ""
-    told = f"{replicates} replicate{'s' * (replicates != 1)}{some}"
-    return f"n: 1 seed, {record['num_subsets']} subsets, {told}, {record['num_queries']:,} queries."
