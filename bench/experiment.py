@@ -98,20 +98,10 @@ class Experiment:
 
     def plans(self, task: Task, seed: int, alpha_attribution: float) -> list[Plan]:
         """One an alpha."""
-        return [
-            Plan(
-                alpha=alpha,
-                alpha_attribution=alpha_attribution,
-                seed=seed,
-                num_subsets=self.subsets,
-                replicates=self.replicates or task.default_replicates,
-                scheme=self.scheme,  # type: ignore[arg-type]
-                replicated_subsets=self.replicated_subsets,
-                initialisation=self.initialisation,  # type: ignore[arg-type]
-                stream=self.stream,  # type: ignore[arg-type]
-            )
-            for alpha in self.alpha
-        ]
+        names = ("scheme", "replicated_subsets", "initialisation", "stream")
+        known = {name: getattr(self, name) for name in names} | {"num_subsets": self.subsets, "seed": seed}
+        known |= {"alpha_attribution": alpha_attribution, "replicates": self.replicates or task.default_replicates}
+        return [Plan(alpha=alpha, **known) for alpha in self.alpha]
 
 
 # What msgspec checks of an Experiment: its fields as they are declared, and methods as a record describes them.

@@ -86,7 +86,6 @@ def markdown(text: str, base: str = "") -> Markup:
     renderer = MarkdownIt("commonmark", {"html": False}).enable("table")
     tokens = renderer.parse(COMMENT.sub("", text))
     for inline in (token for token in tokens if token.children):
-        kept = []
         for token in inline.children or []:
             if token.type == "image":  # its words stay
                 token.type, token.tag, token.children = "text", "", None
@@ -98,6 +97,4 @@ def markdown(text: str, base: str = "") -> Markup:
                     token.attrs["href"] = "#"
                 else:
                     token.attrs["href"] = base + quote(target, safe="/#%")
-            kept.append(token)
-        inline.children = kept
     return Markup(renderer.renderer.render(tokens, renderer.options, {}))
