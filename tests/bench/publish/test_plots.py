@@ -146,8 +146,9 @@ def test_a_series_looks_alike_everywhere_and_an_axis_of_time_is_in_units_of_time
 def write_long_tokens(folder: Path) -> dict[str, Any]:
     """A pair of more tokens than a figure has room for."""
     matrix = np.random.default_rng(1).normal(size=(60, 70)).round(3)
+    kept, part = matrix_shown(matrix, None)
     words = {"query_tokens": [f" w{k}" for k in range(60)], "train_tokens": ["x$y"] * 70}
-    pair = {"query": 1, "train": 2, **words, "bif": matrix.tolist(), "ekfac": matrix[0].tolist()}
+    pair = {"query": 1, "train": 2, **words, "bif": kept.tolist(), "ekfac": matrix[0].tolist(), **part}
     content = {
         "kind": "tokens", "task": "long", "description": "long", "scores": "normalised BIF", "pairs": [pair], "seed": 1,
         "protocol": "scratch", "methods": ["bif"], "settings": {}, "rule": "", "num_draws": 100,
@@ -158,16 +159,13 @@ def write_long_tokens(folder: Path) -> dict[str, Any]:
 
 
 def test_of_a_long_pair_what_was_kept_is_drawn_under_its_own_tokens(tmp_path: Path) -> None:
-    whole = write_long_tokens(tmp_path / "long")
-    (pair,) = whole["pairs"]
-    matrix, part = matrix_shown(np.array(pair["bif"]), None)
-    assert matrix.shape == (24, 24)
-    cut = whole | {"pairs": [pair | part | {"bif": matrix.tolist()}]}
-    drawing = pair_drawing(cut, cut["pairs"][0])
+    content = write_long_tokens(tmp_path / "long")
+    (pair,), whole = content["pairs"], np.random.default_rng(1).normal(size=(60, 70)).round(3)
+    drawing = pair_drawing(content, pair)
     assert "24 x 24 tokens around the strongest pair" in drawing.caption
-    rows, columns = (slice(*part["part"][side]) for side in ("query", "train"))
+    rows, columns = (slice(*pair["part"][side]) for side in ("query", "train"))
     image = np.array(drawing.figure.axes[0].get_images()[0].get_array())
-    assert (image == np.array(pair["bif"])[rows, columns]).all()
+    assert (image == whole[rows, columns]).all()
     assert drawing.figure.axes[0].get_yticklabels()[0].get_text() == f" w{rows.start}"
 
 
