@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from traceback import print_exc
-from types import MappingProxyType
 from typing import Any
 
 from retrain.errors import UsageError, error_line
@@ -323,11 +322,9 @@ def run_cli(prog: str, work: Callable[[], int], interrupted: str = KEPT, traceba
         return 1
 
 
-def report(
-    prog: str, notes: Iterable[str], problems: Sequence[str], skipped: Mapping[str, str] = MappingProxyType({})
-) -> int:
+def report(prog: str, notes: Iterable[str], problems: Sequence[str], skipped: Mapping[str, str] | None = None) -> int:
     """A line each on stderr; the exit code, 1 where there are problems. skipped: label -> why."""
-    lines = [*notes, *(f"skipped {label}: {reason}" for label, reason in skipped.items())]
+    lines = [*notes, *(f"skipped {label}: {reason}" for label, reason in (skipped or {}).items())]
     for line in [*lines, *(f"{prog}: {problem}" for problem in problems)]:
         print(line, file=sys.stderr)
     return 1 if problems else 0

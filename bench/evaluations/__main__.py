@@ -6,10 +6,9 @@ A module of an evaluation has `add_arguments(parser)`, `evaluate(arguments) -> M
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from bench.arguments import Parser, check_out, report, run_cli
-from bench.records import command_line, try_write
+from bench.records import command_line
 
 EVALUATIONS = {
     "removal": "leave out what a method calls helpful, retrain, and look (--brittleness: until a prediction flips)",
@@ -35,11 +34,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         out.seconds = time.perf_counter() - started
         out.assign_run_id()
         print(module.show(out))
-        places: list[Path] = []
-        unwritten = try_write(lambda: places.append(out.save(arguments.out, command)), f"{arguments.out}/{out.run_id}")
-        written = "".join(f"; record: {place}" for place in places)
-        print(f"\nrun {out.run_id} in {out.seconds:.0f} s{written}")
-        return report(own.prog, out.notes, [*out.problems, *([unwritten] if unwritten else [])], out.skipped)
+        end, problems = f"\nrun {out.run_id} in {out.seconds:.0f} s", list(out.problems)
+        try:
+            end += f"; record: {out.save(arguments.out, command)}"
+        except OSError as error:  # a full disk must not take with it what a run has found
+            problems.append(f"{arguments.out}/{out.run_id} cannot be written: {error.strerror or error}")
+        print(end)
+        return report(own.prog, out.notes, problems, out.skipped)
 
     return run_cli(own.prog, work, traceback=getattr(arguments, "traceback", None))
 

@@ -567,9 +567,8 @@ def sweep(evidence: Evidence, claim: Claim) -> Judged:
         if claim.get("converged"):  # of the loss trace, by R-hat of its mean
             cells = [cell for cell in cells if (cell.get("rhat") or math.inf) <= RHAT_LIMIT]
         reach = max((c["ci_high"] - c["lds"] for c in cells if c.get("ci_high") is not None), default=0.0)
-        kind = kind_of(
-            record["protocol"], record["options"], GIVEN_SETTINGS.get((task, "bif-paper"), {}), [*record["axes"]]
-        )
+        given = GIVEN_SETTINGS.get((task, "bif-paper"), {})
+        kind = kind_of(record["protocol"], record["options"], given, list(record["axes"]))
         for column, scores in (("lds", "raw"), ("lds_normalised", "train-normalised")):
             values = [cell[column] for cell in cells if cell.get(column) is not None]
             if len(values) < 3 or max(values) <= 0:
@@ -909,20 +908,12 @@ def _literal(evidence: Evidence) -> str:
 
 def cells_csv(judged: Sequence[Judged]) -> str:
     """A row a cell: claim, interpretation, what it counts as, the number and its outcome."""
-    rows = [
-        (
-            number,
-            found.counts_as,
-            *(*found.words, "", "")[:5],
-            cell.where,
-            cell.text,
-            cell.outcome,
-            " ".join(found.records),
-        )
-        for number, one in enumerate(judged, 1)
-        for found in one.found
-        for cell in found.cells
-    ]
+    rows: list[list[Any]] = []
+    for number, one in enumerate(judged, 1):
+        for found in one.found:
+            words, records = (*found.words, "", "")[:5], " ".join(found.records)
+            about = [number, found.counts_as, *words]
+            rows += [[*about, cell.where, cell.text, cell.outcome, records] for cell in found.cells]
     return pd.DataFrame(rows, columns=list(CSV_COLUMNS)).to_csv(index=False)
 
 

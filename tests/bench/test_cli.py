@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench import cache
-from bench.cli import COMMANDS, lds_main, main
+from bench.cli import COMMANDS, OLD_COMMANDS, lds_main, main
 from bench.records import read_record
 from bench.schema import RunRecord
 from bench.truth import __main__ as truth
@@ -33,7 +33,7 @@ def test_it_lists_methods_and_tasks_with_options_defaults_and_papers(capsys: pyt
     assert main(["list", "methods", "ekfac"]) == 0
 
 
-def test_every_command_has_a_main_and_misspelt_names_are_answered(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_a_main_and_old_and_misspelt_names_are_answered(capsys: pytest.CaptureFixture[str]) -> None:
     for words, code, said in (
         (["--version"], 0, "tda-bench 0."), (["--help"], 0, " "), (["ldss"], 2, "did you mean lds?"),
     ):  # fmt: skip
@@ -45,6 +45,11 @@ def test_every_command_has_a_main_and_misspelt_names_are_answered(capsys: pytest
     for place, _ in COMMANDS.values():
         module, _, function = place.partition(":")
         assert callable(getattr(importlib.import_module(module), function or "main"))
+    for name, today in OLD_COMMANDS.items():
+        assert main([name, "--alpha", "0.1"]) == 2
+        assert today in capsys.readouterr().err
+        assert today.split()[0] in COMMANDS
+        assert name not in COMMANDS
 
 
 def test_a_bench_folder_of_the_users_is_no_obstacle(tmp_path: Path) -> None:
