@@ -1,8 +1,7 @@
 """Who is working on what: one small file per unit in progress, so that no two workers do the same unit.
 
-A lease is a file `<root>/.leases/<kind>.<key>` that names its holder: host, process, Slurm job. Whoever makes the file
-has the unit; others may see it empty for a moment, and leave it alone. While it is held its time stamp is renewed. It
-is stale, and is taken over, when
+A lease is a file `<root>/.leases/<kind>.<key>` that appears whole (hard link) and names its holder: host, process,
+Slurm job. While it is held its time stamp is renewed. It is stale, and is taken over, when
 
 - its holder is a dead process of this host, or an earlier incarnation of the same Slurm job;
 - its holder is elsewhere and has not renewed it for `STALE_SECONDS` by the clock of the disk;
@@ -20,6 +19,7 @@ wins.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -149,20 +149,29 @@ class Leases:
         """The lease on a unit, or None while another live process holds it; work: see `Holder`."""
         path = self.path(kind, key)
         make_folder(self.folder)
-        mine, previous = Holder.this_process(self.batch, work), None
-        for _ in range(10):
-            _MINE.add(mine.token)  # before anybody can see it
-            if _made(path, mine):
-                return Lease(path, mine, previous)
-            _MINE.discard(mine.token)
-            seen = _see(path)
-            if seen is None:
-                continue  # released this moment
-            if not self._stale(path, seen, mine):
-                return None
-            if self._break(path, seen.holder):
-                previous = seen.holder if seen.holder.pid else previous
-        return None
+        mine = Holder.this_process(self.batch, work)
+        draft = self.folder / f".{mine.token}"
+        lease = previous = None
+        _MINE.add(mine.token)  # before anybody can see it
+        try:
+            draft.write_text(json.dumps(structs.asdict(mine)))
+            for _ in range(10):
+                if _appear(draft, path):
+                    lease = Lease(path, mine, previous)
+                    return lease
+                seen = _see(path)
+                if seen is None:
+                    continue  # released this moment
+                if not self._stale(path, seen, mine):
+                    return None
+                if self._break(path, seen.holder):
+                    previous = seen.holder if seen.holder.pid else previous
+            return None
+        finally:
+            if lease is None:
+                _MINE.discard(mine.token)
+            with contextlib.suppress(OSError):
+                draft.unlink()
 
     def holder(self, kind: str, key: str) -> Holder | None:
         """Who holds a unit now; None when nobody does or only a dead process."""
@@ -272,18 +281,21 @@ def _locked(path: Path):
         os.close(descriptor)
 
 
-def _made(path: Path, holder: Holder) -> bool:
-    """Make the file of a lease; false when there is one already."""
+def _appear(draft: Path, path: Path) -> bool:
+    """Give a file its second name, whole and at once; false when something has that name already."""
     try:
-        file = open(path, "x")  # noqa: SIM115
+        os.link(draft, path)
     except FileExistsError:
         return False
-    try:
-        with file:
-            file.write(json.dumps(structs.asdict(holder)))
-    except OSError:
-        remove(path)
-        raise
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS):
+            raise
+        # A disk without hard links: whoever makes the file has it, though others may see it empty for a moment.
+        try:
+            with open(path, "x") as file:
+                file.write(draft.read_text())
+        except FileExistsError:
+            return False
     return True
 
 

@@ -179,8 +179,8 @@ def read_progress(store: Store, kind: str, key: str) -> str:
 class NullResumeState(ResumeState):
     """Keeps nothing: for a problem that nobody would resume."""
 
-    def __init__(self, folder: Path | None = None):
-        super().__init__(folder or Path(os.devnull))
+    def __init__(self) -> None:
+        super().__init__(Path(os.devnull))
 
     def due(self) -> bool:
         return False

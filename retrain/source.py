@@ -166,14 +166,11 @@ def _closure(modules: Iterable[str]) -> dict[str, Path]:
         if top not in packages and _installed(top, tuple(sys.path), id(sys.modules.get(top))):
             continue
         path = _file_of(name)
-        if path is not None and (name in roots or not is_inert(name)):
+        inert = name not in roots and (name in INERT or name.startswith(INERT_FOLDERS))
+        if path is not None and not inert:
             found[name] = path
             waiting += _imports(path, name, _stamp(path))
     return found
-
-
-def is_inert(module: str) -> bool:
-    return module in INERT or module.startswith(INERT_FOLDERS)
 
 
 @lru_cache(maxsize=1024)

@@ -12,7 +12,6 @@ refused before it fills the memory.
 import gzip
 import json
 import lzma
-import zlib
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, nullcontext
 from importlib.util import find_spec
@@ -111,14 +110,12 @@ def _readable(path: Path) -> Iterator[tuple[int, str]]:
     try:
         for number, line in _lines(path):
             yield number, line.decode()
+    except (UsageError, MemoryError):
+        raise
     except UnicodeDecodeError as error:
         raise UsageError(f'"{path}" is not UTF-8 text ({error.reason}); expected JSON lines') from None
-    except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error, OSError) as error:
+    except Exception as error:  # every compression has errors of its own
         raise UsageError(f'"{path}" is damaged or cut short ({error}); copy or download it again') from None
-    except Exception as error:
-        if type(error).__name__ != "ZstdError":  # of a package that need not be there
-            raise
-        raise UsageError(f'"{path}" is damaged ({error}); copy or download it again') from None
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:

@@ -1,5 +1,6 @@
 """Leases: one worker a unit, and nothing in a lease's place makes anybody wait for ever."""
 
+import errno
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 from msgspec import structs
@@ -94,6 +96,13 @@ def test_one_of_many_threads_takes_over(store):
             taken = list(pool.map(take, range(8)))
         (winner,) = [lease for lease in taken if lease]
         winner.release()
+
+
+def test_leases_without_hard_links(store, monkeypatch):
+    refuse = Mock(side_effect=PermissionError(errno.EPERM, "no hard links here"))
+    monkeypatch.setattr(leases_module.os, "link", refuse)
+    test_a_lease_is_exclusive_until_released(store)
+    test_stale_leases_are_taken_over(store, monkeypatch)
 
 
 def test_what_killed_processes_left_is_cleaned(store):
