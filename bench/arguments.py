@@ -30,7 +30,7 @@ MAX_WORDS = 4000  # of an error in one line
 KEPT = "finished work is kept, and the same command goes on"
 SCORES_ARE = ("loss-change", "helpfulness")  # a positive score: the loss rises, or falls, with the example
 SPLITS = ("tune", "report", "all")
-DEFAULT_METHODS = ("bif", "ekfac", "trak", "gradsim", "random")
+DEFAULT_METHODS = ("bif", "ekfac", "kfac", "trak", "gradsim", "random")
 TASK_OPTIONS = ("data_dir", "model", "text", "eval_text")  # options of a task with a flag of their own
 
 
