@@ -86,10 +86,10 @@ def answers_in(page: str) -> list[str]:
 
 
 def best_methods(ranked: Sequence[LeaderboardRow]) -> list[dict[str, Any]]:
-    """Of each task and protocol, where most seeds and methods were measured: who is best at each alpha, raw scores.
+    """Of each task and protocol, where most seeds, models looked at and methods were measured: who is best.
 
-    By LDS within groups where it is known. Methods that learn from many retrained models are left out: they pay for
-    what the others predict.
+    At each alpha, raw scores, by LDS within groups where it is known. Methods that learn from many retrained models are
+    left out: they pay for what the others predict.
     """
     columns: dict[tuple[str, str, float], dict[str, list[LeaderboardRow]]] = {}
     for row in ranked:
@@ -102,8 +102,11 @@ def best_methods(ranked: Sequence[LeaderboardRow]) -> list[dict[str, Any]]:
     for (task, protocol, alpha), by_column in columns.items():
         here = max(
             by_column.values(),
-            key=lambda own: (own[0].metric != "lds", own[0].num_seeds, len(own), own[0].alpha_attribution),
-        )
+            key=lambda own: (
+                own[0].metric != "lds", own[0].num_seeds, len({(row.reference, row.models) for row in own}), len(own),
+                own[0].alpha_attribution,
+            ),
+        )  # fmt: skip
         first = max(here, key=lambda row: row.value)
         best = min(row.rank_best for row in here)  # those that retrain may be ahead of all of them
         ties = [row.name for row in here if row.rank_best == best and row is not first]
