@@ -1,4 +1,4 @@
-"""Others' settings on CIFAR-10: the paper's protocol as printed, a Gaussian for BIF, ASTRA's, refinements, the margin.
+"""Others' settings on CIFAR-10: the paper's protocol as printed, a Gaussian for BIF, ASTRA's, refinements, the margin, TRAK's.
 
     python results/rivals.py --data-dir PIECES --out runs/rivals          # every step, in this order, on one GPU
     python results/rivals.py refine --task digits --out runs/rivals       # a step, of another task
@@ -27,6 +27,7 @@ STEPS: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "astra": ("astra.toml", [{"replicates": 10}]),  # 50 are eight minutes
     "refine": ("refined.toml", [{"seeds": (1, 2)}]),  # two of its five
     "margin": ("rivals.toml", [{"output": "loss"}, {"output": "margin"}]),
+    "trak": ("trak.toml", [{}]),
 }
 
 
