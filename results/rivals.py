@@ -1,4 +1,4 @@
-"""Others' settings on CIFAR-10: the paper's protocol as printed, a Gaussian for BIF, ASTRA's, refinements, the margin, TRAK's.
+"""Others' settings on CIFAR-10: the paper's as printed, a Gaussian for BIF, ASTRA's, TRAK's, refinements, the margin.
 
     python results/rivals.py --data-dir PIECES --out runs/rivals          # every step, in this order, on one GPU
     python results/rivals.py refine --task digits --out runs/rivals       # a step, of another task
