@@ -28,11 +28,11 @@ from torch import Tensor
 from baselines.bif.covariance import StreamingCovariance
 from baselines.bif.engine import copy_to_sample
 from baselines.bif.passes import Measured
-from baselines.bif.transfer import on_device, to_host
 from baselines.kfac import KFAC
 from baselines.method import Attribution, Problem, Size, batch_size_option
 from baselines.support.curvature import Block
 from baselines.support.damping import damped
+from baselines.support.transfer import on_device, to_host
 from retrain.examples import Examples
 from retrain.outputs import output_of
 

@@ -51,12 +51,12 @@ from baselines.bif.pilot import MOST_DRAWS, Pilot, run_pilot
 from baselines.bif.presets import GRID, PAPER_SETTINGS
 from baselines.bif.saving import Saver
 from baselines.bif.settings import ChainSettings, check_choice
-from baselines.bif.transfer import to_host
 from baselines.method import TRAIN_COVARIANCE, Attribution, Method, Problem, Size, batch_size_option
 from baselines.support.curvature import GradientsInMetric, Metric, fit_curvature, packed_blocks, unpacked_blocks
 from baselines.support.gradients import PerExampleGradients
 from baselines.support.inner_products import inner_products
 from baselines.support.memory import free_bytes
+from baselines.support.transfer import to_host
 from retrain.errors import UsageError
 from retrain.task import Task
 

@@ -23,9 +23,9 @@ from baselines.bif.diagnostics import ChainHealth, judge_chain
 from baselines.bif.engine import Chain, Workbench
 from baselines.bif.saving import Saver
 from baselines.bif.settings import FROM_PILOT, ChainSettings
-from baselines.bif.transfer import on_device
 from baselines.method import Attribution, Problem
 from baselines.support.curvature import Metric
+from baselines.support.transfer import on_device
 from retrain.errors import UsageError
 from retrain.examples import Examples
 from retrain.outputs import LOSS, output_of

@@ -28,9 +28,9 @@ from baselines.bif.engine import Workbench, copy_to_sample
 from baselines.bif.passes import Gradient, Measured
 from baselines.bif.sampler import RMSPROP_STABILITY, Position
 from baselines.bif.settings import DISPLACEMENTS, FROM_PILOT, ChainSettings
-from baselines.bif.transfer import on_device
 from baselines.method import Problem
 from baselines.support.curvature import Metric
+from baselines.support.transfer import on_device
 from retrain.examples import Examples
 
 # Measured on four tasks at RISE 0.001 to 3: images gain a little from more than 0.1, sequences lose all from 1 on.

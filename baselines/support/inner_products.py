@@ -4,8 +4,8 @@
     inner_products(problem, gradients, batch_size, "kfac", weights=1 / h)        # minus sum_k g_query,k g_train,k / h_k
 
 The smaller of the two sets is held, as much of it as fits at once, and the other streams past it: each block of scores
-is one matrix product. What is finished is kept as the work goes on, and resumed. The attributed examples' gradients may
-come from a file (`baselines/support/kept_rows.py`).
+is one matrix product, on a GPU of several batches. What is finished is kept as the work goes on, and resumed. The
+attributed examples' gradients may come from a file (`baselines/support/kept_rows.py`).
 """
 
 import math
@@ -17,9 +17,12 @@ from torch import Tensor
 from baselines.method import Attribution, Problem
 from baselines.support.kept_rows import KEPT_ROWS, KeptRows
 from baselines.support.memory import free_bytes
+from baselines.support.transfer import on_device, to_host
 from retrain.examples import Batch, Examples
 
-HELD_SHARE, BATCH_SHARE = 0.5, 0.1  # of the free memory, for the gradients held and for a batch of streaming ones
+# Of the free memory, for the gradients held, for those that stream past, for a batch of these, and for the examples.
+HELD_SHARE, STREAM_SHARE, BATCH_SHARE, RESIDENT_SHARE = 0.5, 0.15, 0.1, 0.1
+ROWS_A_PRODUCT = 2048  # on a GPU, which a product of one batch leaves half idle
 MOST_SUMMED = 2**31 - 1  # terms of one matrix product, and steps from row to row: cuBLAS takes no more
 SUMMED_AT_ONCE = 2**27  # of longer rows
 
@@ -47,11 +50,23 @@ def inner_products(
     Queries have the rows `of_queries` where these are others. What is unfinished is saved under `work_name`.
     """
     device, dimension = problem.device, gradients.dimension
-    queries, attributed = problem.queries, problem.attributed
+    queries, attributed = _resident(problem.queries, device), _resident(problem.attributed, device)
     holds_train = len(attributed) < len(queries)
     held, streaming = (attributed, queries) if holds_train else (queries, attributed)
     kept: KeptRows | None = problem.shared.get(KEPT_ROWS)
     kept = None if kept is None else kept.open(len(attributed), dimension)
+    known = None if kept is None else kept.scale
+
+    if (saved := problem.work.load(work_name)) is not None:
+        arrays, record = saved
+        # Blocks of another size would be the same numbers in other roundings: what was begun is finished as begun.
+        sizes, done = record["sizes"], record["done"]
+        scores, scale = (torch.from_numpy(arrays[name].copy()).to(device) for name in ("scores", "scale"))
+    else:
+        sizes, done = _sizes(len(held), batch_size, dimension, device), 0
+        scores = torch.zeros(len(held), len(streaming), device=device)
+        scale = torch.zeros(len(attributed), device=device)
+    at_once, together, batch_size = sizes
 
     def rows_of(examples: Examples, start: int, stop: int, out: Tensor) -> Tensor:
         rows = gradients if of_queries is None or examples is attributed else of_queries
@@ -59,51 +74,60 @@ def inner_products(
             return rows(_batch(examples, start, stop, device), out=out)
         return kept.rows(start, stop, out, lambda: rows(_batch(examples, start, stop, device), out=out))
 
-    if (saved := problem.work.load(work_name)) is not None:
-        arrays, record = saved
-        # Blocks of another size would be the same numbers in other roundings: what was begun is finished as begun.
-        at_once, batch_size, done = record["at_once"], record["batch_size"], record["done"]
-        scores, scale = torch.from_numpy(arrays["scores"].copy()), torch.from_numpy(arrays["scale"].copy())
-    else:
-        room = free_bytes(device) / (4 * dimension)
-        batch_size = parts_that_fit(batch_size, BATCH_SHARE * room)
-        at_once, done = parts_that_fit(len(held), HELD_SHARE * room - 2 * batch_size), 0
-        scores, scale = torch.zeros(len(held), len(streaming)), torch.zeros(len(attributed))
-    known = None if kept is None else kept.scale
-    scale = scale if known is None else known
+    def rows_between(examples: Examples, start: int, stop: int, out: Tensor, measured: bool) -> Tensor:
+        """Made batch by batch, with their norms where these are wanted; one batch from a file as it lies there."""
+        for begin in range(start, stop, batch_size):
+            end = min(begin + batch_size, stop)
+            place = out[begin - start : end - start]
+            rows = rows_of(examples, begin, end, place)
+            if measured:
+                scale[begin:end] = _norms(rows, weights)
+            if (begin, end) == (start, stop):
+                return rows
+            if rows.data_ptr() != place.data_ptr():
+                place.copy_(rows)
+        return out[: stop - start]
 
     block: Tensor | None = None
-    buffer = torch.empty(min(batch_size, len(streaming)), dimension, device=device)
-    steps = [(first, start) for first in range(0, len(held), at_once) for start in range(0, len(streaming), batch_size)]
+    buffer = torch.empty(min(together, len(streaming)), dimension, device=device)
+    steps = [(first, start) for first in range(0, len(held), at_once) for start in range(0, len(streaming), together)]
     for number, (first, start) in enumerate(problem.progress(steps[done:], description=description), done):
         if block is None or start == 0:
             last = min(first + at_once, len(held))
             block = None  # given back before the next is made
             block = torch.empty(last - first, dimension, device=device)
-            for begin in range(first, last, batch_size):
-                end = min(begin + batch_size, last)
-                place = block[begin - first : end - first]
-                rows = rows_of(held, begin, end, place)
-                if rows.data_ptr() != place.data_ptr():
-                    place.copy_(rows)
-                if holds_train and known is None:
-                    scale[begin:end] = _norms(rows, weights)
+            rows = rows_between(held, first, last, block, holds_train and known is None)
+            if rows.data_ptr() != block.data_ptr():
+                block.copy_(rows)
             if weights is not None:
                 block *= weights
-        stop = min(start + batch_size, len(streaming))
-        rows = rows_of(streaming, start, stop, buffer[: stop - start])
-        scores[first : first + len(block), start:stop] = -_products(block, rows).cpu()
-        if not holds_train and first == 0 and known is None:
-            scale[start:stop] = _norms(rows, weights)
+        stop = min(start + together, len(streaming))
+        rows = rows_between(streaming, start, stop, buffer, not holds_train and first == 0 and known is None)
+        scores[first : first + len(block), start:stop] = -_products(block, rows)
         if problem.work.due():
-            sizes = {"at_once": at_once, "batch_size": batch_size, "done": number + 1}
-            problem.work.save(work_name, {"scores": scores.numpy(), "scale": scale.numpy()}, sizes)
-    return Attribution(scores=scores.T.contiguous() if holds_train else scores, train_scale=scale)
+            so_far = {"scores": scores.cpu().numpy(), "scale": scale.cpu().numpy()}
+            problem.work.save(work_name, so_far, {"sizes": sizes, "done": number + 1})
+    found = to_host(scores.T.contiguous() if holds_train else scores)
+    return Attribution(scores=found, train_scale=scale.cpu() if known is None else known)
+
+
+def _resident(examples: Examples, device: torch.device) -> Examples:
+    """On the device where there is room for them, and not batch by batch."""
+    return on_device(examples, device) if examples.nbytes < RESIDENT_SHARE * free_bytes(device) else examples
+
+
+def _sizes(num_held: int, batch_size: int, dimension: int, device: torch.device) -> tuple[int, int, int]:
+    """How many rows are held at once, how many stream past in one product, and how many are made at a time."""
+    room = free_bytes(device) / (4 * dimension)
+    batch_size = parts_that_fit(batch_size, BATCH_SHARE * room)
+    most = parts_that_fit(ROWS_A_PRODUCT, STREAM_SHARE * room) if device.type == "cuda" else batch_size
+    together = max(1, most // batch_size) * batch_size
+    return parts_that_fit(num_held, HELD_SHARE * room - batch_size - together), together, batch_size
 
 
 def _norms(rows: Tensor, weights: Tensor | None) -> Tensor:
     squares = rows.square().sum(1) if weights is None else _products(rows.square(), weights[None])[:, 0]
-    return squares.clamp(min=0).sqrt().cpu()
+    return squares.clamp(min=0).sqrt()
 
 
 def held_bytes(num_train: int, num_queries: int, dimension: int) -> int:

@@ -14,11 +14,11 @@ from baselines.bif.collect import DIAGNOSED_EXAMPLES
 from baselines.bif.engine import Chain, Workbench
 from baselines.bif.method import BIF, EXACT_PART
 from baselines.bif.saving import Saver
-from baselines.bif.transfer import PIECE_BYTES, on_device, to_device, to_host
 from baselines.bif_cv import BIFControlVariate
 from baselines.gradsim import GradSim
 from baselines.method import Attribution, Problem, Size
 from baselines.support.memory import cgroup_free_bytes, free_bytes
+from baselines.support.transfer import PIECE_BYTES, on_device, to_device, to_host
 from retrain.examples import Batch, Examples
 from retrain.resume import ResumeState
 from tests.helpers.planted import Planted, make_problem

@@ -223,6 +223,17 @@ def test_gradients_longer_than_one_matrix_product_takes(method: Any, tmp_path: P
     torch.testing.assert_close(in_parts.train_scale, whole.train_scale)
 
 
+@pytest.mark.parametrize("method", [KFAC(damping=0.1, labels="exact"), GradSim()])
+def test_one_product_of_several_batches(method: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    """As a GPU has it: 7 rows are held in batches of 3, and 6 stream past in one product."""
+    problem = make_problem(Planted(num_train=20), tmp_path)
+    whole = run(method, problem)
+    monkeypatch.setattr("baselines.support.inner_products._sizes", lambda *_: (7, 6, 3))
+    in_parts = run(method, problem)
+    torch.testing.assert_close(in_parts.scores, whole.scores)
+    torch.testing.assert_close(in_parts.train_scale, whole.train_scale)
+
+
 # ---- shampoo: its sides are the gradients' own second moments, and it is exact where these decide the Fisher ----
 @pytest.mark.parametrize(
     "piece",
