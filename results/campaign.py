@@ -64,14 +64,14 @@ def execution_of(arguments: argparse.Namespace, **others: Any) -> "Execution":
     return Execution(progress=False, **({"cache": arguments.cache} if arguments.cache else {}), **others)
 
 
-def made(step: str, experiment: "Experiment", arguments: argparse.Namespace, keep_scores: str = "never") -> bool:
+def made(step: str, experiment: "Experiment", arguments: argparse.Namespace) -> bool:
     """What needs the GPU: retrained models and scores, kept in the cache; whether something failed.
 
-    Predictions are what records are made of. Scores, 38 MB each, are worth keeping where steps share slow ones.
+    Predictions are what records are made of; scores, 38 MB each, take as long to write as to make.
     """
     from bench.runner import Session
 
-    session = Session(experiment, execution_of(arguments, keep_scores=keep_scores), control=True)
+    session = Session(experiment, execution_of(arguments, keep_scores="never"), control=True)
     session.report_skipped()
     session.retrain()
     if not arguments.truth:

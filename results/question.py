@@ -115,9 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         experiment = experiment_of(step, arguments)
         if arguments.record:
             return record(f"question-{step}", step, experiment, arguments)
-        # At the full model a method's scores serve every alpha.
-        shared = step == "balanced-0.1" or step.startswith("pairs-")
-        return made(step, experiment, arguments, "always" if shared else "never")
+        return made(step, experiment, arguments)
 
     return go_through(arguments, do, lambda step: [step] if step in RUNS else [])
 

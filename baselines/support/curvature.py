@@ -40,7 +40,6 @@ logger = logging.getLogger("tda-bench")
 SIDES, SIZES = 0, 1  # the two passes of a fit, which draw labels of their own
 RESIDENT_SHARE = 0.1  # of the free memory, for the examples
 DECOMPOSED_AT_ONCE = 6
-SMALL_SIDE = 256  # whose eigenvectors a CPU finds while a GPU is at the large ones
 _LABEL_STREAM = 41
 
 
@@ -293,13 +292,13 @@ def _all_eigenvectors(moments: list[Tensor | None], device: torch.device) -> lis
         stream = torch.cuda.Stream(device)
         stream.wait_stream(ours)
         with torch.cuda.stream(stream):
-            found = _eigenvectors(moment.cpu() if len(moment) <= SMALL_SIDE else moment)
-            found = None if found is None else found.to(device)
+            found = _eigenvectors(moment)
         stream.synchronize()
         assert found is not None
         found.record_stream(ours)
         return found
 
+    torch.linalg.eigh(torch.ones(1, 1, device=device))  # torch loads its library once, and not in several threads
     with ThreadPoolExecutor(DECOMPOSED_AT_ONCE) as pool:
         return list(pool.map(beside, moments))
 
