@@ -102,6 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--data-dir", help="CIFAR-10, as bench.lds takes it")
     add("--queries", type=int, default=2000, help="the first so many (default: %(default)s)")
     add("--subsets", type=int, default=100, help="(default: %(default)s)")
+    add("--tries", type=int, default=8, help="settings a method when tuning; 20 are every grid (default: %(default)s)")
     arguments = parsed(parser, argv, steps)
     os.environ["TDA_BENCH_TUNED"] = str(Path(arguments.out) / "tuned")
     Path(os.environ["TDA_BENCH_TUNED"]).mkdir(parents=True, exist_ok=True)
@@ -125,7 +126,8 @@ def tune(step: str, arguments: argparse.Namespace) -> int:
 
     (reference, alphas, methods), failed = TUNINGS[step], 0
     for alpha in alphas:
-        words = ["--task", arguments.task, "--reference", reference, "--alpha", str(alpha), "--tries", "8"]
+        words = ["--task", arguments.task, "--reference", reference, "--alpha", str(alpha)]
+        words += ["--tries", str(arguments.tries)]
         words += ["--data-dir", arguments.data_dir, "--set", "cifar10.protocol=scratch"] if arguments.data_dir else []
         words += ["--alpha-attribution", str(share(step, arguments)), "--seeds", str(TUNED_SEED), "--replicates", "1"]
         words += ["--subsets", str(arguments.subsets), "--queries", str(min(1000, arguments.queries))]
