@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.patheffects import withStroke
 
 from baselines.support.nested import parts_of
 from bench.identity import USUAL, file_slug, series_label, settings_words, without_models
@@ -52,6 +53,7 @@ SCHEMES = {"fixed": "any subset", "bernoulli": "any subset", "balanced": "class-
 USUAL_ALPHA = 0.5  # the second alpha of a picture of two
 LEFT = 4.0  # times cheaper than the cheapest method: where controls that cost nothing stand
 SHORTEST = 1e-3  # seconds: a part that takes less is no part of the method
+FLAT = 3.0  # times lower than the next panel's: curves that one axis for both would flatten
 NEAREST = 1.4  # of two ticks: the larger over the smaller
 DOTTED_AXES = ("checkpoints",)  # against seconds
 NO_PRIOR = USUAL[DATAMODEL]["prior"]
@@ -69,7 +71,7 @@ def of_fewer(seeds: int, most: int) -> str:
 
 
 def draw_lds(results: Results) -> Iterator[frame.Drawing]:
-    for (ground, normalised), group in results.rows.groupby(["ground", "normalised"], sort=True):
+    for (ground, normalised), group in without_draws(results.rows).groupby(["ground", "normalised"], sort=True):
         if group["alpha"].nunique() < 2:  # no curve: its picture is the front one
             continue
         group = frame.short_names(group)
@@ -274,7 +276,7 @@ def notes_of_points(rows: pd.DataFrame, found: pd.DataFrame, told: Sequence[str]
 
 
 def draw_front(results: Results) -> Iterator[frame.Drawing]:
-    for ground, machine, everything in timed_rows(settings_of_truth(results.rows)):
+    for ground, machine, everything in timed_rows(settings_of_truth(without_draws(results.rows))):
         for (share, _), here in everything.groupby(PLACES, sort=True):
             for alpha in two_alphas(here):
                 rows = here[here["alpha"] == alpha]
@@ -493,7 +495,7 @@ def collapse_panel(axis: Axes, found: pd.DataFrame) -> None:
 
 
 def draw_reference(results: Results) -> Iterator[frame.Drawing]:
-    rows = results.rows[results.rows["group_name"].notna()]
+    rows = without_draws(results.rows[results.rows["group_name"].notna()])
     for (question, share), group in rows.groupby(["question", "alpha_attribution"], sort=True):
         lines = {place: moving(own) for place, own in group.groupby(["alpha", "scheme"])}
         group = group[[len(lines[place]) > 0 for place in zip(group["alpha"], group["scheme"], strict=True)]]
@@ -564,18 +566,19 @@ def reference_panel(axis: Axes, rows: pd.DataFrame, found: pd.DataFrame) -> None
 
 def draw_draws(results: Results) -> Iterator[frame.Drawing]:
     rows = results.rows[results.rows["group_name"].notna() & ~results.rows["normalised"]]
-    rows = rows[rows["run_id"].isin(rows[rows["label"].str.fullmatch(SOME)]["run_id"])]
+    rows = rows[over_draws(rows)]
     for (ground, share, truth), group in rows.groupby(["ground", *PLACES], sort=True):
         some = group.assign(whole=group["label"].str.extract(SOME)["whole"]).dropna(subset="whole")
         gaussian = look("bif_gaussian")["label"]
         names = {one: with_size(gaussian, json.loads(options)) for one, options in zip(some["whole"], some["options"])}
-        shapes = looks(("bif_gaussian", name) for name in names.values())
         places = sorted(set(zip(some["alpha"], some["reference"])), reverse=True)[: frame.MOST_PANELS]
-        figure, axes = frame.panels(len(places), 2.8, across=2)
-        labels = list[frame.Label]()
-        for axis, (alpha, reference) in zip(axes, places, strict=True):
-            own = group[(group["alpha"] == alpha) & (group["reference"] == reference)]
-            labels += draws_panel(axis, own, {label: shapes[name] for label, name in names.items()})
+        owns = [group[(group["alpha"] == alpha) & (group["reference"] == reference)] for alpha, reference in places]
+        highest = [own[WITHIN["lds"]].max() for own in owns]
+        figure, axes = frame.panels(len(places), 2.8, share_y=max(highest) < FLAT * min(highest), across=2)
+        for axis, own, (alpha, reference) in zip(axes, owns, places, strict=True):
+            # A Gaussian looks as those of its rank in the other panels, whatever its damping is there.
+            shapes = looks(("bif_gaussian", name) for label, name in names.items() if label in set(own["label"]))
+            draws_panel(axis, own, {label: shapes[name] for label, name in names.items() if name in shapes})
             ceiling = ceiling_over_seeds(shown_rows(own)).ceiling
             axis.set_title(f"at the {reference} model, alpha {alpha:g}\n(ceiling {ceiling:.2f})")
         for axis in axes[::2]:
@@ -589,8 +592,30 @@ def draw_draws(results: Results) -> Iterator[frame.Drawing]:
         yield frame.finish_rows(
             drawn, figure, f"draws-{ground}-of-{file_slug(f'{share:g}')}", f"{metric_words(group)} against draws",
             [f"alpha_attribution {share:g}", str(truth)], frame.notes_of(told, shown_rows(drawn)), ["raw"],
-            frame.handles_of(axes)[: frame.MOST_NAMES], labels,
+            names_of_panels(axes, [reference for _, reference in places])[: frame.MOST_NAMES],
         )  # fmt: skip
+
+
+def over_draws(rows: pd.DataFrame) -> pd.Series:
+    """Whether a row's run has a curve over draws."""
+    return rows["run_id"].isin(rows[rows["label"].str.fullmatch(SOME)]["run_id"])
+
+
+def without_draws(rows: pd.DataFrame) -> pd.DataFrame:
+    """Without runs of a curve over draws, where other runs measured the ground: their many rows would crowd these."""
+    other = ~over_draws(rows)
+    return rows[other | ~other.groupby(rows["ground"]).transform("any")]
+
+
+def names_of_panels(axes: Sequence[Axes], references: Sequence[str]) -> list[tuple[Any, str]]:
+    """(handle, name) for the legend: of what only some panels have with the model that they are about."""
+    found = dict[str, Any]()
+    panels = [dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True)) for axis in axes]
+    for panel, reference in zip(panels, references, strict=True):
+        for name, handle in panel.items():
+            everywhere = all(name in other for other in panels)
+            found.setdefault(name if everywhere else f"{name} ({reference})", handle)
+    return [(handle, name) for name, handle in found.items()]
 
 
 def with_size(name: str, options: Mapping[str, Any]) -> str:
@@ -600,14 +625,13 @@ def with_size(name: str, options: Mapping[str, Any]) -> str:
     return ", ".join([name, *(f"{one} {value:g}" for one, value in told.items() if value is not None)])
 
 
-def draws_panel(axis: Axes, rows: pd.DataFrame, shapes: Mapping[str, dict[str, Any]]) -> list[frame.Label]:
+def draws_panel(axis: Axes, rows: pd.DataFrame, shapes: Mapping[str, dict[str, Any]]) -> None:
     """Of one alpha and reference; shapes: of each Gaussian's label. One, of an n_beta or else wide, has parts."""
     at = {label: over_seeds(own, WITHIN["lds"]) for label, own in rows.groupby("label")}
     options = {label: json.loads(text) for label, text in zip(rows["label"], rows["options"])}
     methods = dict(zip(rows["label"], rows["method"]))
     gaussians = [label for label in at if label in shapes]
     gaussians.sort(key=lambda label: (options[label]["n_beta"] > 0, options[label]["rise"]))
-    labels = []
     for label in gaussians:  # last the one with parts
         last = options[label]["draws"]
         some = [found for one in at if (found := SOME.fullmatch(one)) and found["whole"] == label]
@@ -615,8 +639,12 @@ def draws_panel(axis: Axes, rows: pd.DataFrame, shapes: Mapping[str, dict[str, A
         frame.bars_at(axis, sorted(curve), shapes[label])
     for place, (part, marker) in enumerate(PARTS.items(), 1):
         x, shape = last * 1.35**place, shapes[label] | {"marker": marker, "markerfacecolor": "white"}
-        labels.append(frame.Label(axis, x, at[f"{label}: {part}"][0], part, shape["color"]))
         frame.bars_at(axis, [(x, *at[f"{label}: {part}"])], shape | {"label": f"_{part}"})
+        # Upright under its bar: beside it the other part's name would be as near.
+        axis.annotate(
+            part, (x, at[f"{label}: {part}"][1]), (0, -3), textcoords="offset points", rotation=90, ha="center",
+            va="top", fontsize=7, color=shape["color"], path_effects=[withStroke(linewidth=1.6, foreground="white")],
+        )  # fmt: skip
     chains = [(options[one]["draws"] * options[one]["chains"], *at[one]) for one in at if methods[one] == "bif"]
     if chains:
         frame.bars_at(axis, sorted(chains), look("bif"))
@@ -629,7 +657,6 @@ def draws_panel(axis: Axes, rows: pd.DataFrame, shapes: Mapping[str, dict[str, A
     axis.axhline(0, color=INK, linewidth=0.5)
     axis.set_xlabel("draws")
     frame.logarithmic(axis, "x")
-    return labels
 
 
 # ---- LDS against what is spent ----

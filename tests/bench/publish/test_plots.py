@@ -22,8 +22,8 @@ from bench.inspect.tokens import matrix_shown
 from bench.publish.__main__ import main as publish
 from bench.publish.plots import KINDS, draw_figures, frame, kind_called, style, without_crowds
 from bench.publish.plots.examples import pair_drawing
-from bench.publish.plots.frame import MOST_NAMES, MOST_PANELS, Drawing, seconds_axis
-from bench.publish.plots.lds import one_of_each, pareto_front, points, seen
+from bench.publish.plots.frame import MOST_NAMES, MOST_PANELS, Drawing, panels, seconds_axis
+from bench.publish.plots.lds import names_of_panels, one_of_each, pareto_front, points, seen, without_draws
 from bench.publish.plots.scaling import can_draw, draw_cheaper, measured_fits
 from bench.records import ELSEWHERE, Results, load_results, without_curves, without_scored_again
 from bench.scaling.estimate import PAPER_FITTED
@@ -169,7 +169,7 @@ def test_of_a_long_pair_what_was_kept_is_drawn_under_its_own_tokens(tmp_path: Pa
     assert drawing.figure.axes[0].get_yticklabels()[0].get_text() == f" w{rows.start}"
 
 
-def write_gaussian(folder: Path) -> None:
+def write_gaussian(folder: Path, alphas: tuple[float, ...] = (0.5,)) -> None:
     """bif_gaussian twice and BIF of two lengths, LDS within class rising with the draws; EK-FAC's line."""
     within, options = {"kfac": 0.6}, dict[str, dict[str, Any]]()
     for own in ({"n_beta": 0.0, "rise": 0.1}, {"n_beta": 20.0, "rise": 0.1, "damping": 5.0}):
@@ -183,7 +183,7 @@ def write_gaussian(folder: Path) -> None:
         options[f"bif@draws={draws}"] = {"draws": draws, "chains": 4}
     write_run(
         folder, run_id="drawn0000001", task="smooth_digits", methods=tuple(within), within=within, options=options,
-        shares=(1.0,), alphas=(0.5,), seeds=(1,),
+        shares=(1.0,), alphas=alphas, seeds=(1,),
     )  # fmt: skip
 
 
@@ -199,6 +199,23 @@ def test_a_gaussian_and_chains_are_drawn_over_their_draws(tmp_path: Path) -> Non
     assert curves.pop("BIF") == [[100, 0.15], [300, 0.2]]
     assert {label: ends[0][1] for label, ends in curves.items()} == {"_odd part": 0.225, "_even part": 0.125}
     assert [line.get_ydata()[0] for line in axis.lines if line.get_label() == "EK-FAC (kfac)"] == [0.3]
+
+
+def test_the_legend_says_which_panel_has_what_the_other_has_not() -> None:
+    _, axes = panels(2)
+    for axis, own in zip(axes, ("damping 20", "damping 100"), strict=True):
+        for name in (own, "BIF", "_hidden"):
+            axis.plot([0], [0], label=name)
+    named = [name for _, name in names_of_panels(axes, ["subset", "full"])]
+    assert named == ["damping 20 (subset)", "BIF", "damping 100 (full)"]
+
+
+def test_a_panel_that_the_other_would_flatten_has_an_axis_of_its_own(tmp_path: Path) -> None:
+    for other, shared in ((0.4, True), (0.9, False)):
+        write_gaussian(tmp_path / f"{other:g}", alphas=(0.5, other))
+        (drawing,) = draw("draws", tmp_path / f"{other:g}")
+        first, second = (axis.get_ylim() for axis in drawing.figure.axes)
+        assert (first == second) == shared
 
 
 def write_everything(folder: Path) -> None:
@@ -335,6 +352,14 @@ def test_a_run_of_many_datamodels_is_one_figure_and_no_panel_elsewhere(tmp_path:
     rows = without_curves(load_results(tmp_path / "same")).rows
     of_the_same_truth = {"usual0000000 bif", "usual0000000 ekfac", "retrained000 same_class"}
     assert set(rows["run_id"] + " " + rows["method"]) == of_the_same_truth, "of it, what nobody else measured"
+
+
+def test_a_curve_over_draws_is_in_no_other_picture_where_other_runs_are(tmp_path: Path) -> None:
+    write_gaussian(tmp_path)
+    rows = load_results(tmp_path).rows
+    assert len(without_draws(rows)) == len(rows)
+    write_run(tmp_path, run_id="usual0000000", task="smooth_digits", shares=(1.0,), alphas=(0.5,), seeds=(1,))
+    assert set(without_draws(load_results(tmp_path).rows)["run_id"]) == {"usual0000000"}
 
 
 def test_a_stored_truth_scored_again_is_shown_where_nothing_else_is(tmp_path: Path) -> None:
