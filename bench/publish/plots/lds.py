@@ -519,10 +519,13 @@ def draw_reference(results: Results) -> Iterator[frame.Drawing]:
 
 
 def moving(rows: pd.DataFrame) -> pd.DataFrame:
-    """The points of methods that looked at models of more than one kind."""
+    """The points of methods that looked at models of more than one kind; of several settings as `one_of_each` says."""
     found = points(rows)
-    found = one_of_each(found[~found["method"].isin(CONTROLS) & (found["method"] != DATAMODEL)])
-    return found[found.groupby(["method", "name"])["seen"].transform("nunique") > 1]
+    found = found[~found["method"].isin(CONTROLS) & (found["method"] != DATAMODEL)]
+    each = [one_of_each(some).sort_values("value") for _, some in found.groupby(["reference", "models"])]
+    found = pd.concat(each).drop_duplicates(["method", "reference", "models"], keep="last")
+    found["name"] = [look(method)["label"] for method in found["method"]]
+    return found[found.groupby("method")["seen"].transform("nunique") > 1]
 
 
 def reference_panel(axis: Axes, rows: pd.DataFrame, found: pd.DataFrame) -> None:
