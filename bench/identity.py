@@ -17,6 +17,8 @@ from bench.publish.plots.style import look
 from bench.tables import acting, setting_text
 
 AXES = ("task", "protocol", "alpha", "alpha_attribution", "seed")  # one ground truth of a run
+# A task's code, and earlier code that gave the same LDS to the last digit: SmolLM2's (5707b0d, 4ba789c).
+SAME_CODE = {"0d3b720241f2f593": "a2aace149fd1b699"}
 # Of a run's config: what is no part of its ground, because it is an axis, a series, how well the ground is measured, or
 # how the task's own config, which has it all, came about.
 NOT_GROUND = {
@@ -77,7 +79,8 @@ class Identity:
         replicates = self.ceilings.get(place(row), {}).get("num_replicates")
         measured = [self.config.get("replicated_subsets"), row["num_subsets"], row["num_queries"], replicates]
         # The task's own code decides the losses as its settings do, but names no other question.
-        truth = ground + canonical([*measured, self.config["task"].get("source")])
+        code = self.config["task"].get("source")
+        truth = ground + canonical([*measured, SAME_CODE.get(code, code)])
         asked = {name: value for name, value in self._asked.items() if name != "scheme"}
         question = short_digest(canonical({**asked, "of": row["task"], "protocol": row["protocol"]}))
         ids = {"ground_id": ground, "truth_id": truth, "question": question, "scheme": self._asked["scheme"]}
