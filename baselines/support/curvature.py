@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from baselines.support.gradients import Basis, Labels, PerExampleGradients, write_rows
-from baselines.support.memory import free_bytes
 from baselines.support.pieces import Outer
+from baselines.support.transfer import resident
 from retrain.errors import UsageError
 from retrain.examples import Batch, Examples
 from retrain.losses import Loss, keep_ignored
@@ -38,7 +38,6 @@ from retrain.resume import NullResumeState, ResumeState
 logger = logging.getLogger("tda-bench")
 
 SIDES, SIZES = 0, 1  # the two passes of a fit, which draw labels of their own
-RESIDENT_SHARE = 0.1  # of the free memory, for the examples
 DECOMPOSED_AT_ONCE = 6
 _LABEL_STREAM = 41
 
@@ -224,8 +223,7 @@ def fit_curvature(
     if seed is not None and (saved := work.load("curvature")) is not None:
         stage, first = saved[1]["stage"], saved[1]["next"]
         sums = _Sums.of(saved[0], len(groups), device)
-    if examples.nbytes < RESIDENT_SHARE * free_bytes(device):
-        examples = examples.to(device)  # once, and not batch by batch in either pass
+    examples = resident(examples, device)
     starts = range(0, len(examples), batch_size)
     while stage <= SIZES:
         if stage == SIZES and not sums.sizes:

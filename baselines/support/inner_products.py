@@ -17,11 +17,11 @@ from torch import Tensor
 from baselines.method import Attribution, Problem
 from baselines.support.kept_rows import KEPT_ROWS, KeptRows
 from baselines.support.memory import free_bytes
-from baselines.support.transfer import on_device, to_host
+from baselines.support.transfer import resident, to_host
 from retrain.examples import Batch, Examples
 
-# Of the free memory, for the gradients held, for those that stream past, for a batch of these, and for the examples.
-HELD_SHARE, STREAM_SHARE, BATCH_SHARE, RESIDENT_SHARE = 0.5, 0.15, 0.1, 0.1
+# Of the free memory, for the gradients held, for those that stream past, and for a batch of these.
+HELD_SHARE, STREAM_SHARE, BATCH_SHARE = 0.5, 0.15, 0.1
 ROWS_A_PRODUCT = 2048  # on a GPU, which a product of one batch leaves half idle
 MOST_SUMMED = 2**31 - 1  # terms of one matrix product, and steps from row to row: cuBLAS takes no more
 SUMMED_AT_ONCE = 2**27  # of longer rows
@@ -50,7 +50,7 @@ def inner_products(
     Queries have the rows `of_queries` where these are others. What is unfinished is saved under `work_name`.
     """
     device, dimension = problem.device, gradients.dimension
-    queries, attributed = _resident(problem.queries, device), _resident(problem.attributed, device)
+    queries, attributed = resident(problem.queries, device), resident(problem.attributed, device)
     holds_train = len(attributed) < len(queries)
     held, streaming = (attributed, queries) if holds_train else (queries, attributed)
     kept: KeptRows | None = problem.shared.get(KEPT_ROWS)
@@ -109,11 +109,6 @@ def inner_products(
             problem.work.save(work_name, so_far, {"sizes": sizes, "done": number + 1})
     found = to_host(scores.T.contiguous() if holds_train else scores)
     return Attribution(scores=found, train_scale=scale.cpu() if known is None else known)
-
-
-def _resident(examples: Examples, device: torch.device) -> Examples:
-    """On the device where there is room for them, and not batch by batch."""
-    return on_device(examples, device) if examples.nbytes < RESIDENT_SHARE * free_bytes(device) else examples
 
 
 def _sizes(num_held: int, batch_size: int, dimension: int, device: torch.device) -> tuple[int, int, int]:

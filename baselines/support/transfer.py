@@ -7,8 +7,10 @@ and the scores of 8,000 queries that is as long as twenty draws.
 import torch
 from torch import Tensor
 
+from baselines.support.memory import free_bytes
 from retrain.examples import Examples
 
+RESIDENT_SHARE = 0.1  # of the free memory, for examples that are moved once
 PIECE_BYTES = 2**24  # two of them are pinned: one is on the bus while all threads fill or empty the other
 
 
@@ -54,6 +56,11 @@ def on_device(examples: Examples, device: torch.device) -> Examples:
     if not isinstance(examples.inputs, Tensor):
         return examples.to(device)
     return Examples(to_device(examples.inputs, device), to_device(examples.targets, device))
+
+
+def resident(examples: Examples, device: torch.device) -> Examples:
+    """On the device where there is room for them, and then not batch by batch."""
+    return on_device(examples, device) if examples.nbytes < RESIDENT_SHARE * free_bytes(device) else examples
 
 
 def _is_large(tensor: Tensor) -> bool:
