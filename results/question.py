@@ -44,7 +44,7 @@ FEW = ("kfac", "gradsim", "random", *SUBSET, EIGHT)  # where each seed counts mo
 TUNED_BIF = "bif@reference=subset,sampler=sgld,burn_in=0,thinning=1,n_beta=0,gamma=1e4"
 # Each tuned method beside its library's settings, with as many draws as the paper's for BIF; and subset models.
 PAIRS = (*FULL[:7], "random", *SUBSET, EIGHT)
-# CIFAR-10, alpha 0.3: normalised, TRAK's tuned settings have four checkpoints (150 s); both rows have the raw ones' two.
+# CIFAR-10, alpha 0.3: normalised, TRAK's tuned settings have four checkpoints (150 s); here, the raw ones' two.
 TRAK_03 = "trak=trak@projection=4096,relative_ridge=1,checkpoints=2"
 MORE = ("shampoo", "shampoo@reference=subset", "kfac@reference=attributed", EIGHT)
 EQUAL = (f"bif-equal={TUNED_BIF},draws=15", f"bif-equal-8={TUNED_BIF},draws=130")  # in kfac's seconds at one and eight
