@@ -184,8 +184,9 @@ class Scorer:
         """The unit that must be done; empty when everything is there."""
         found = [self._stored_prediction(plan) for plan in plans]
         entry = self.store.read("scores", self.config)
-        flawed = entry is not None and entry.record.get("num_scores_not_finite")
-        if not flawed and entry is not None and ("scores" in entry.arrays or None not in found):
+        flawed = any(one is not None and one.record.get("num_scores_not_finite") for one in (entry, *found))
+        kept = entry is not None and "scores" in entry.arrays
+        if not flawed and (kept or (None not in found and (plans or entry is not None))):
             return []
         if entry is not None:  # not finite: evidence, not a result; or too large to have been kept, and asked for anew
             self.forget(plans, fits=False)
@@ -194,6 +195,10 @@ class Scorer:
     def predictions(self, plans: Sequence[Plan]) -> list[Prediction]:
         """One a plan, from the store; `missing` says what has to be made first."""
         found = [self._stored_prediction(plan) for plan in plans]
+        entry = self.store.read("scores", self.config) if None in found else None
+        if entry is not None and "scores" not in entry.arrays:  # another run's, too large to keep: for its own plans
+            obtain(self.missing(plans), self.store, **ONCE)
+            found = [self._stored_prediction(plan) for plan in plans]
         if None in found:
             entry = self.store.read("scores", self.config)
             if entry is None or "scores" not in entry.arrays:

@@ -285,8 +285,6 @@ def _all_eigenvectors(moments: list[Tensor | None], device: torch.device) -> lis
     ours = torch.cuda.current_stream(device)
 
     def beside(moment: Tensor | None) -> Tensor | None:
-        if moment is None:
-            return None
         stream = torch.cuda.Stream(device)
         stream.wait_stream(ours)
         with torch.cuda.stream(stream):
@@ -297,8 +295,10 @@ def _all_eigenvectors(moments: list[Tensor | None], device: torch.device) -> lis
         return found
 
     torch.linalg.eigh(torch.ones(1, 1, device=device))  # torch loads its library once, and not in several threads
+    longest_first = sorted((-len(moment), k) for k, moment in enumerate(moments) if moment is not None)
     with ThreadPoolExecutor(DECOMPOSED_AT_ONCE) as pool:
-        return list(pool.map(beside, moments))
+        found = dict(zip([k for _, k in longest_first], pool.map(beside, [moments[k] for _, k in longest_first])))
+    return [found.get(k) for k in range(len(moments))]
 
 
 def _eigenvectors(moment: Tensor | None) -> Tensor | None:

@@ -205,6 +205,8 @@ class PerExampleGradients:
 
     def _by_hooks(self, inputs: Any, labels: Labels) -> Iterator[list[Piece]]:
         batch = len(inputs)
+        if isinstance(inputs, Tensor) and inputs.is_cuda and inputs.dim() == 4:  # as cuDNN convolves them
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
         read: dict[str, Tensor] = {}
         given: dict[str, Tensor] = {}
         repeated: list[str] = []

@@ -4,8 +4,9 @@
     inner_products(problem, gradients, batch_size, "kfac", weights=1 / h)        # minus sum_k g_query,k g_train,k / h_k
 
 The smaller of the two sets is held, as much of it as fits at once, and the other streams past it: each block of scores
-is one matrix product, on a GPU of several batches. What is finished is kept as the work goes on, and resumed. The
-attributed examples' gradients may come from a file (`baselines/support/kept_rows.py`).
+is one matrix product, on a GPU of several batches and in bfloat16 (`baselines/support/row_kernels.py`). What is
+finished is kept as the work goes on, and resumed. The attributed examples' gradients may come from a file
+(`baselines/support/kept_rows.py`).
 """
 
 import math
@@ -17,6 +18,7 @@ from torch import Tensor
 from baselines.method import Attribution, Problem
 from baselines.support.kept_rows import KEPT_ROWS, KeptRows
 from baselines.support.memory import free_bytes
+from baselines.support.pieces import HAS_TRITON
 from baselines.support.transfer import resident, to_host
 from retrain.examples import Batch, Examples
 
@@ -56,6 +58,7 @@ def inner_products(
     kept: KeptRows | None = problem.shared.get(KEPT_ROWS)
     kept = None if kept is None else kept.open(len(attributed), dimension)
     known = None if kept is None else kept.scale
+    dtype = torch.bfloat16 if _rounds(device) else torch.float32
 
     if (saved := problem.work.load(work_name)) is not None:
         arrays, record = saved
@@ -63,7 +66,7 @@ def inner_products(
         sizes, done = record["sizes"], record["done"]
         scores, scale = (torch.from_numpy(arrays[name].copy()).to(device) for name in ("scores", "scale"))
     else:
-        sizes, done = _sizes(len(held), batch_size, dimension, device), 0
+        sizes, done = _sizes(len(held), batch_size, dimension, device, dtype), 0
         scores = torch.zeros(len(held), len(streaming), device=device)
         scale = torch.zeros(len(attributed), device=device)
     at_once, together, batch_size = sizes
@@ -74,11 +77,24 @@ def inner_products(
             return rows(_batch(examples, start, stop, device), out=out)
         return kept.rows(start, stop, out, lambda: rows(_batch(examples, start, stop, device), out=out))
 
+    if dtype == torch.bfloat16:
+        from baselines.support.row_kernels import rounded  # which needs triton
+
+        batch, roots = torch.empty(batch_size, dimension, device=device), None if weights is None else weights.sqrt()
+
     def rows_between(examples: Examples, start: int, stop: int, out: Tensor, measured: bool) -> Tensor:
-        """Made batch by batch, with their norms where these are wanted; one batch from a file as it lies there."""
+        """Made batch by batch, with their norms where these are wanted; one batch from a file as it lies there.
+
+        Where they are rounded, both sides have the weights' roots.
+        """
         for begin in range(start, stop, batch_size):
             end = min(begin + batch_size, stop)
             place = out[begin - start : end - start]
+            if dtype == torch.bfloat16:
+                norms = rounded(rows_of(examples, begin, end, batch[: end - begin]), roots, place)
+                if measured:
+                    scale[begin:end] = norms
+                continue
             rows = rows_of(examples, begin, end, place)
             if measured:
                 scale[begin:end] = _norms(rows, weights)
@@ -89,17 +105,17 @@ def inner_products(
         return out[: stop - start]
 
     block: Tensor | None = None
-    buffer = torch.empty(min(together, len(streaming)), dimension, device=device)
+    buffer = torch.empty(min(together, len(streaming)), dimension, device=device, dtype=dtype)
     steps = [(first, start) for first in range(0, len(held), at_once) for start in range(0, len(streaming), together)]
     for number, (first, start) in enumerate(problem.progress(steps[done:], description=description), done):
         if block is None or start == 0:
             last = min(first + at_once, len(held))
             block = None  # given back before the next is made
-            block = torch.empty(last - first, dimension, device=device)
+            block = torch.empty(last - first, dimension, device=device, dtype=dtype)
             rows = rows_between(held, first, last, block, holds_train and known is None)
             if rows.data_ptr() != block.data_ptr():
                 block.copy_(rows)
-            if weights is not None:
+            if weights is not None and dtype == torch.float32:
                 block *= weights
         stop = min(start + together, len(streaming))
         rows = rows_between(streaming, start, stop, buffer, not holds_train and first == 0 and known is None)
@@ -111,10 +127,17 @@ def inner_products(
     return Attribution(scores=found, train_scale=scale.cpu() if known is None else known)
 
 
-def _sizes(num_held: int, batch_size: int, dimension: int, device: torch.device) -> tuple[int, int, int]:
+def _rounds(device: torch.device) -> bool:
+    """Whether factors are bfloat16: not where every bit of float32 is wanted."""
+    return device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32 and HAS_TRITON
+
+
+def _sizes(
+    num_held: int, batch_size: int, dimension: int, device: torch.device, dtype: torch.dtype
+) -> tuple[int, int, int]:
     """How many rows are held at once, how many stream past in one product, and how many are made at a time."""
-    room = free_bytes(device) / (4 * dimension)
-    batch_size = parts_that_fit(batch_size, BATCH_SHARE * room)
+    room = free_bytes(device) / (dtype.itemsize * dimension)
+    batch_size = parts_that_fit(batch_size, BATCH_SHARE * room * dtype.itemsize / 4)
     most = parts_that_fit(ROWS_A_PRODUCT, STREAM_SHARE * room) if device.type == "cuda" else batch_size
     together = max(1, most // batch_size) * batch_size
     return parts_that_fit(num_held, HELD_SHARE * room - batch_size - together), together, batch_size
@@ -142,13 +165,15 @@ def parts_that_fit(wanted: int, room: float) -> int:
 def _products(left: Tensor, right: Tensor) -> Tensor:
     """left @ right.T, however long their rows are."""
     length = left.shape[1]
-    if length <= MOST_SUMMED:
+    if length > MOST_SUMMED:
+        total = torch.zeros(len(left), len(right), device=left.device)
+        for start in range(0, length, SUMMED_AT_ONCE):
+            columns = slice(start, min(start + SUMMED_AT_ONCE, length))
+            total += _products(left[:, columns].contiguous(), right[:, columns].contiguous())
+        return total
+    if left.dtype == torch.float32:
         return left @ right.T
-    total = left.new_zeros(len(left), len(right))
-    for start in range(0, length, SUMMED_AT_ONCE):
-        columns = slice(start, min(start + SUMMED_AT_ONCE, length))
-        total += left[:, columns].contiguous() @ right[:, columns].contiguous().T
-    return total
+    return torch.mm(right, left.T, out_dtype=torch.float32).T  # the other way round cuBLAS may take five times as long
 
 
 def _batch(examples: Examples, start: int, stop: int, device: torch.device) -> Batch:

@@ -10,6 +10,7 @@ into a basis it costs least when a side with fewer positions than the other side
 product: 49 positions and 256 x 2304 numbers make that six times cheaper than turning the product.
 """
 
+import importlib.util
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 LARGEST_SIDE = 8192  # of a matrix whose eigenvectors are computed
 LARGEST_DENSE = 1024  # numbers of a parameter without Kronecker structure that gets its whole matrix
 
@@ -171,22 +173,8 @@ def _sum_of_squares(matrices: Tensor) -> Tensor:
 
 def patches(module: Any, inputs: Tensor) -> Tensor:
     """(batch, positions, in_channels * kernel) of a convolution, in the order of the weight's own flattening."""
-    if inputs.device.type == "cpu":
-        return F.unfold(inputs, module.kernel_size, module.dilation, module.padding, module.stride).transpose(1, 2)
-    return strided_patches(module, inputs)
+    if inputs.is_cuda and HAS_TRITON:  # torch's unfold starts a kernel an image there
+        from baselines.support import row_kernels
 
-
-def strided_patches(module: Any, inputs: Tensor) -> Tensor:
-    """The same by one copy of a view with overlapping strides: on a GPU torch's unfold starts a kernel an image."""
-    (high, wide), (down, right) = module.kernel_size, module.stride
-    (gap_down, gap_right), (above, beside) = module.dilation, module.padding
-    inputs = F.pad(inputs, (beside, beside, above, above))
-    batch, channels, height, width = inputs.shape
-    rows = (height - gap_down * (high - 1) - 1) // down + 1
-    columns = (width - gap_right * (wide - 1) - 1) // right + 1
-    of_batch, of_channel, of_row, of_column = inputs.stride()
-    view = inputs.as_strided(
-        (batch, rows, columns, channels, high, wide),
-        (of_batch, of_row * down, of_column * right, of_channel, of_row * gap_down, of_column * gap_right),
-    )
-    return view.reshape(batch, rows * columns, channels * high * wide)
+        return row_kernels.patches(module, inputs)
+    return F.unfold(inputs, module.kernel_size, module.dilation, module.padding, module.stride).transpose(1, 2)

@@ -16,7 +16,9 @@ from baselines.kfac import KFAC
 from baselines.method import Problem, load_method
 from baselines.support.damping import damped
 from baselines.support.gradients import PerExampleGradients
+from baselines.support.inner_products import inner_products
 from baselines.support.pieces import Outer, Piece, Scattered, Whole
+from retrain.backends import switched
 from retrain.examples import Examples
 from retrain.losses import CrossEntropy, SquaredError
 from retrain.tasks import load_task
@@ -232,6 +234,35 @@ def test_one_product_of_several_batches(method: Any, tmp_path: Path, monkeypatch
     in_parts = run(method, problem)
     torch.testing.assert_close(in_parts.scores, whole.scores)
     torch.testing.assert_close(in_parts.train_scale, whole.train_scale)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("weights", [None, torch.rand(9001).exp()], ids=["plain", "weighted"])
+def test_rounded_factors_give_the_product_and_the_norms(weights: torch.Tensor | None, tmp_path: Path) -> None:
+    """Rows longer than one program takes, several batches a product, and what a float64 product says."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(30, 9001, generator=generator) * torch.logspace(-6, 0, 30)[:, None]
+
+    class Given:
+        dimension = 9001
+
+        def __call__(self, batch: Any, out: torch.Tensor | None = None) -> torch.Tensor:
+            assert out is not None
+            return out.copy_(rows[batch[1].cpu()])
+
+    device = torch.device("cuda")
+    numbered = Examples(torch.zeros(30, 1), torch.arange(30))
+    planted = make_problem(Planted(), tmp_path, indices=np.arange(30))
+    problem = replace(planted, device=device, queries=numbered, pool=numbered)
+    moved = None if weights is None else weights.to(device)
+    with switched(torch.backends.cuda.matmul, allow_tf32=True):
+        found = inner_products(problem, Given(), 7, "test", moved)
+    exact = rows.double() * (1 if weights is None else weights.double().sqrt())
+    norms = exact.norm(dim=1)
+    torch.testing.assert_close(found.train_scale.double(), norms, rtol=1e-4, atol=0)
+    assert (found.scores + exact @ exact.T).abs().max() / norms.max() ** 2 < 1e-3
+    relative = (found.scores + exact @ exact.T) / (norms[:, None] * norms)
+    assert 1e-6 < relative.std() < 2e-4, "eight bits, over nine thousand numbers"
 
 
 # ---- shampoo: its sides are the gradients' own second moments, and it is exact where these decide the Fisher ----

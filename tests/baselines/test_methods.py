@@ -13,7 +13,7 @@ from scipy.stats import spearmanr
 
 from baselines.method import Attribution, Method, Size, available_methods, load_method
 from baselines.support.gradients import PerExampleGradients
-from baselines.support.pieces import Scattered, Whole, patches, strided_patches
+from baselines.support.pieces import Scattered, Whole, patches
 from baselines.trak import TRAK
 from retrain.losses import CrossEntropy, mean_over_tokens
 from retrain.models.resnet9 import ResNet9
@@ -226,6 +226,7 @@ class TestPerExampleGradients:
 
         self.check(Mean(), torch.randn(5, 4), torch.randint(0, 3, (5,)), way="vmap")
 
+    @pytest.mark.cuda
     @pytest.mark.parametrize("channels_last", [False, True])
     @pytest.mark.parametrize(
         "options",
@@ -236,7 +237,7 @@ class TestPerExampleGradients:
         convolution = torch.nn.Conv2d(3, 4, (2, 3), **options)
         images = torch.randn(5, 3, 7, 8)
         images = images.to(memory_format=torch.channels_last) if channels_last else images
-        assert torch.equal(strided_patches(convolution, images), patches(convolution, images))
+        assert torch.equal(patches(convolution, images.cuda()).cpu(), patches(convolution, images))
 
     def test_what_vmap_cannot_follow_is_looped_over(self) -> None:
         class Looks(torch.nn.Module):

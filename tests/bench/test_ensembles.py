@@ -71,6 +71,23 @@ def test_a_row_for_each_number_of_models_and_each_model_scored_once(place: Path)
     assert "checkpoint_number" not in configs[0], "one model is asked for as before"
 
 
+def test_two_runs_side_by_side_whose_scores_are_too_large_to_keep(tmp_path: Path) -> None:
+    """Each keeps what its own subsets get of the scores, and neither stands in the other's way."""
+    never = replace(execution(tmp_path), keep_scores="never")
+    sessions = [Session(asked(alpha=(alpha,)), never) for alpha in (0.5, 0.3)]
+    ours, theirs = (session.scorer(session.active[0], 1, 1.0) for session in sessions)
+    (our_plans, their_plans) = (session.plans(1, 1.0) for session in sessions)
+    made = ours.make(our_plans)
+    assert theirs.stored_scores() is None
+    assert ours.missing(our_plans) == []
+    assert len(theirs.missing(their_plans)) == 1, "the scores are to be made again"
+    assert ours.missing(our_plans) == [], "though the other run has removed what was left of them"
+    ours.forget(our_plans)
+    ours.make(our_plans)
+    theirs.predictions(their_plans)  # as after waiting for the other run, which made the scores
+    np.testing.assert_array_equal(ours.predictions(our_plans)[0].raw, made[0].raw)
+
+
 def test_labels_origins_and_refusals() -> None:
     variants = build_variants(["ekfac", "ekfac@damping=1e-4"], load_task("digits"), {}, "default")
     found = {variant.label: variant.origin for variant in with_models(variants, (1, 5))}
