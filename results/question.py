@@ -78,8 +78,8 @@ TUNINGS = {
 }
 RUNS = {
     "balanced-0.1": ("balanced", 0.1, (*FULL, *SUBSET, *MORE, *EQUAL), SEEDS),
-    "fixed-0.1": ("fixed", 0.1, FEW, SEEDS[:3]),
-    "balanced-0.5": ("balanced", 0.5, FEW, SEEDS[:3]),
+    "fixed-0.1": ("fixed", 0.1, FEW, SEEDS),
+    "balanced-0.5": ("balanced", 0.5, FEW, SEEDS),
     "datamodel-balanced-0.1": ("balanced", 0.1, DATAMODELS, SEEDS[:1]),
     "datamodel-balanced-0.5": ("balanced", 0.5, DATAMODELS, SEEDS[:1]),
     "datamodel-fixed-0.1": ("fixed", 0.1, DATAMODELS, SEEDS[:1]),
