@@ -19,7 +19,7 @@ def rounded(rows: Tensor, factors: Tensor | None, out: Tensor) -> Tensor:
     """
     parts = triton.cdiv(rows.shape[1], BLOCK)
     squares = torch.empty(len(rows), parts, device=rows.device)
-    _round[(parts, len(rows))](
+    _round[(parts * len(rows),)](
         rows, rows if factors is None else factors, out, squares,
         rows.stride(0), out.stride(0), rows.shape[1], parts, factors is not None, BLOCK, num_warps=8,
     )  # fmt: skip
@@ -30,14 +30,15 @@ def rounded(rows: Tensor, factors: Tensor | None, out: Tensor) -> Tensor:
 def _round(  # type: ignore[no-untyped-def]
     rows, factors, out, squares, row_stride, out_stride, length, parts, weighted: tl.constexpr, block: tl.constexpr
 ):
-    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    place = part.to(tl.int64) * block + tl.arange(0, block)
+    program = tl.program_id(0).to(tl.int64)
+    row, part = program // parts, program % parts
+    place = part * block + tl.arange(0, block)
     inside = place < length
     value = tl.load(rows + row * row_stride + place, mask=inside, other=0.0)
     if weighted:
         value *= tl.load(factors + place, mask=inside, other=0.0)
     tl.store(out + row * out_stride + place, value.to(tl.bfloat16), mask=inside)
-    tl.store(squares + row * parts + part, tl.sum(value * value))
+    tl.store(squares + program, tl.sum(value * value))
 
 
 def patches(module: Any, inputs: Tensor) -> Tensor:
