@@ -102,6 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--data-dir", help="CIFAR-10, as bench.lds takes it")
     add("--queries", type=int, default=2000, help="the first so many (default: %(default)s)")
     add("--subsets", type=int, default=100, help="(default: %(default)s)")
+    add("--seeds", type=int, nargs="+", help="(default: the step's)")
     add("--tries", type=int, default=8, help="settings a method when tuning; 20 are every grid (default: %(default)s)")
     arguments = parsed(parser, argv, steps)
     os.environ["TDA_BENCH_TUNED"] = str(Path(arguments.out) / "tuned")
@@ -151,6 +152,7 @@ def experiment_of(step: str, arguments: argparse.Namespace) -> "Experiment":
     from bench import Experiment
 
     scheme, alpha, methods, seeds = RUNS[step]
+    seeds = tuple(arguments.seeds or seeds)
     if (arguments.task, step) == ("cifar10", "pairs-0.3"):
         methods = tuple(TRAK_03 if one == "trak" else one for one in methods)
     options = {"protocol": "scratch", "data_dir": arguments.data_dir} if arguments.data_dir else {}
@@ -158,7 +160,7 @@ def experiment_of(step: str, arguments: argparse.Namespace) -> "Experiment":
         task=arguments.task, task_options=options, methods=methods, alpha=(alpha,),
         alpha_attribution=(share(step, arguments),), seeds=seeds, subsets=arguments.subsets,
         settings="default" if methods is SAMPLED else "auto",
-        scheme=scheme, replicates=2, replicated_subsets=max(2, arguments.subsets // 4), queries=arguments.queries,
+        scheme=scheme, replicates=2, replicated_subsets=max(3, arguments.subsets // 4), queries=arguments.queries,
     )  # fmt: skip
 
 
@@ -170,15 +172,14 @@ def own_models(arguments: argparse.Namespace) -> None:
 
     found = []
     for step in ("balanced-0.1", "balanced-0.5"):
-        asked = replace(experiment_of(step, arguments), methods=(EIGHT,), seeds=SEEDS[:2])
-        session = Session(asked, execution_of(arguments, keep_scores="always"))
+        asked = replace(experiment_of(step, arguments), methods=(EIGHT,), seeds=tuple(arguments.seeds or SEEDS[:2]))
+        session = Session(asked, execution_of(arguments))
         truths = session.retrain()
-        session.score()
         variant = next(one for one in session.active if one.rows != "normalised")
         for seed, part in session.blocks:
             ensemble, (plan,) = session.scorers(variant, seed, part)[0]
             members = [(member, member.question) for member in ensemble.members]
-            scores = np.stack([member.stored_scores().scores.float().numpy() for member, _ in members])
+            scores = np.stack([member.scores()[0].scores.float().numpy() for member, _ in members])
             others = np.stack([~asked.reference.kept(session.task, asked.checkpoint) for _, asked in members])
             apart = np.einsum("kqn,kn->qn", scores, others) / np.maximum(others.sum(axis=0), 1)
             truth = truths[seed, part, plan.alpha]

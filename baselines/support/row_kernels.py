@@ -53,7 +53,7 @@ def patches(module: Any, inputs: Tensor) -> Tensor:
     block = min(MOST_COLUMNS, triton.next_power_of_2(size))
     _patch[(batch * rows * columns, triton.cdiv(size, block))](
         inputs, out, *inputs.stride(), height, width, rows, columns, down, right, gap_down, gap_right, above, beside,
-        size, high, wide, block,
+        size, high, wide, block, num_warps=1,
     )  # fmt: skip
     return out
 
