@@ -77,19 +77,20 @@ TUNINGS = {
     "tune-subset-bif": ("subset", (0.1,), ("bif",)),
 }
 RUNS = {
+    "seconds-0.1": ("balanced", 0.1, (SUBSET[0], EIGHT), SEEDS),
     "balanced-0.1": ("balanced", 0.1, (*FULL, *SUBSET, *MORE, *EQUAL), SEEDS),
     "fixed-0.1": ("fixed", 0.1, FEW, SEEDS),
     "balanced-0.5": ("balanced", 0.5, FEW, SEEDS),
     "datamodel-balanced-0.1": ("balanced", 0.1, DATAMODELS, SEEDS[:1]),
     "datamodel-balanced-0.5": ("balanced", 0.5, DATAMODELS, SEEDS[:1]),
     "datamodel-fixed-0.1": ("fixed", 0.1, DATAMODELS, SEEDS[:1]),
-    "sampled-balanced-0.1": ("balanced", 0.1, SAMPLED, SEEDS[:2]),
     "pairs-0.5": ("fixed", 0.5, PAIRS, SEEDS),
     "pairs-0.3": ("fixed", 0.3, PAIRS, SEEDS),
     "pairs-0.7": ("fixed", 0.7, PAIRS, SEEDS),
     "balanced-0.3": ("balanced", 0.3, FEW, SEEDS[:3]),
     "balanced-0.7": ("balanced", 0.7, FEW, SEEDS[:3]),
     "share-0.01": ("balanced", 0.5, FEW, SEEDS),
+    "sampled-balanced-0.1": ("balanced", 0.1, SAMPLED, SEEDS[:2]),
 }
 OWN = "own-models"  # step: are scores better without the models that were trained on the example that is scored?
 SHARES = {"share-0.01": 0.01}
