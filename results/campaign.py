@@ -33,7 +33,7 @@ def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None, steps: S
     arguments = parser.parse_args(words)
     if unknown := [step for step in arguments.steps if step not in steps]:
         parser.error(f"there is no step {unknown[0]}; available: {', '.join(steps)}")
-    arguments.given = [word for word in words if word not in steps]
+    arguments.given = [word for word in words if word not in (*steps, "--")]
     arguments.steps = arguments.steps or list(steps)
     return arguments
 

@@ -71,7 +71,7 @@ def of_fewer(seeds: int, most: int) -> str:
 
 
 def draw_lds(results: Results) -> Iterator[frame.Drawing]:
-    for (ground, normalised), group in without_draws(results.rows).groupby(["ground", "normalised"], sort=True):
+    for (ground, normalised), group in without_studies(results).groupby(["ground", "normalised"], sort=True):
         if group["alpha"].nunique() < 2:  # no curve: its picture is the front one
             continue
         group = frame.short_names(group)
@@ -276,7 +276,7 @@ def notes_of_points(rows: pd.DataFrame, found: pd.DataFrame, told: Sequence[str]
 
 
 def draw_front(results: Results) -> Iterator[frame.Drawing]:
-    for ground, machine, everything in timed_rows(settings_of_truth(without_draws(results.rows))):
+    for ground, machine, everything in timed_rows(settings_of_truth(without_studies(results))):
         for (share, _), here in everything.groupby(PLACES, sort=True):
             for alpha in two_alphas(here):
                 rows = here[here["alpha"] == alpha]
@@ -495,7 +495,8 @@ def collapse_panel(axis: Axes, found: pd.DataFrame) -> None:
 
 
 def draw_reference(results: Results) -> Iterator[frame.Drawing]:
-    rows = without_draws(results.rows[results.rows["group_name"].notna()])
+    rows = without_studies(results)
+    rows = rows[rows["group_name"].notna()]
     for (question, share), group in rows.groupby(["question", "alpha_attribution"], sort=True):
         lines = {place: moving(own) for place, own in group.groupby(["alpha", "scheme"])}
         group = group[[len(lines[place]) > 0 for place in zip(group["alpha"], group["scheme"], strict=True)]]
@@ -604,9 +605,14 @@ def over_draws(rows: pd.DataFrame) -> pd.Series:
     return rows["run_id"].isin(rows[rows["label"].str.fullmatch(SOME)]["run_id"])
 
 
-def without_draws(rows: pd.DataFrame) -> pd.DataFrame:
-    """Without runs of a curve over draws, where other runs measured the ground: their many rows would crowd these."""
-    other = ~over_draws(rows)
+def without_studies(results: Results) -> pd.DataFrame:
+    """Rows without those of runs over draws or of untuned settings, where other runs measured the ground.
+
+    Their many rows would crowd these.
+    """
+    rows = results.rows
+    untuned = [run for run, one in results.records.items() if one.get("experiment", {}).get("settings") == "default"]
+    other = ~over_draws(rows) & ~rows["run_id"].isin(untuned)
     return rows[other | ~other.groupby(rows["ground"]).transform("any")]
 
 

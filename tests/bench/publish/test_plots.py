@@ -23,7 +23,7 @@ from bench.publish.__main__ import main as publish
 from bench.publish.plots import KINDS, draw_figures, frame, kind_called, style, without_crowds
 from bench.publish.plots.examples import pair_drawing
 from bench.publish.plots.frame import MOST_NAMES, MOST_PANELS, Drawing, panels, seconds_axis
-from bench.publish.plots.lds import names_of_panels, one_of_each, pareto_front, points, seen, without_draws
+from bench.publish.plots.lds import names_of_panels, one_of_each, pareto_front, points, seen, without_studies
 from bench.publish.plots.scaling import can_draw, draw_cheaper, measured_fits
 from bench.records import ELSEWHERE, Results, load_results, without_curves, without_scored_again
 from bench.scaling.estimate import PAPER_FITTED
@@ -354,12 +354,16 @@ def test_a_run_of_many_datamodels_is_one_figure_and_no_panel_elsewhere(tmp_path:
     assert set(rows["run_id"] + " " + rows["method"]) == of_the_same_truth, "of it, what nobody else measured"
 
 
-def test_a_curve_over_draws_is_in_no_other_picture_where_other_runs_are(tmp_path: Path) -> None:
+def test_a_study_is_in_no_other_picture_where_other_runs_are(tmp_path: Path) -> None:
+    """A curve over draws, or settings that nobody tuned."""
     write_gaussian(tmp_path)
-    rows = load_results(tmp_path).rows
-    assert len(without_draws(rows)) == len(rows)
-    write_run(tmp_path, run_id="usual0000000", task="smooth_digits", shares=(1.0,), alphas=(0.5,), seeds=(1,))
-    assert set(without_draws(load_results(tmp_path).rows)["run_id"]) == {"usual0000000"}
+    place = {"task": "smooth_digits", "shares": (1.0,), "alphas": (0.5,), "seeds": (1,)}
+    with edited(write_run(tmp_path, run_id="untuned00000", **place) / "run.json") as record:
+        record["experiment"] = {"settings": "default"}
+    results = load_results(tmp_path)
+    assert len(without_studies(results)) == len(results.rows)
+    write_run(tmp_path, run_id="usual0000000", **place)
+    assert set(without_studies(load_results(tmp_path))["run_id"]) == {"usual0000000"}
 
 
 def test_a_stored_truth_scored_again_is_shown_where_nothing_else_is(tmp_path: Path) -> None:
