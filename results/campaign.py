@@ -87,6 +87,7 @@ def record(name: str, step: str, experiment: "Experiment", arguments: argparse.N
 
     result = run(experiment, execution_of(arguments, keep_scores="never"))
     script = f"{Path(__file__).parent.name}/{Path(sys.argv[0]).name}"
-    folder = result.save(Path(arguments.out) / name, f"python {script} {step} --task {arguments.task}")
+    seeds = " ".join(["", "--seeds", *map(str, arguments.seeds)]) if arguments.seeds else ""
+    folder = result.save(Path(arguments.out) / name, f"python {script} {step} --task {arguments.task}{seeds}")
     print(f"{folder}\n{result}", *result.problems, sep="\n", flush=True)
     return bool(result.problems)
