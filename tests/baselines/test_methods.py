@@ -34,7 +34,7 @@ SETTINGS: dict[str, dict] = {
     "ekfac_cg": {"damping": 1e-8},
     "astra": {"damping": 1e-8, "minibatch": 200},
     "bif_gaussian": {"damping": 1e-3, "rise": 0.01, "draws": 100},
-    "daunce": {"models": 20, "minibatch": 60},
+    "daunce": {"models": 6, "minibatch": 60},
 }  # fmt: skip
 SETTINGS["bif_cv"] = SETTINGS["bif"]
 SETTINGS["bif_devinterp"] = {**SETTINGS["bif"], "draws": 10}  # three milliseconds a step
