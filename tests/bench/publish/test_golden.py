@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from bench.publish.leaderboard import rows as ranked_rows
 from bench.records import Results, edited_since, load_results, read_record
 from bench.schema import AnswersRecord, RunRecord
 from bench.tables import RunRows, show
@@ -66,12 +65,3 @@ def test_every_committed_record_loads_and_gives_the_frames_that_it_gave(committe
         assert hashlib.sha256(rendered.encode()).hexdigest() == golden[name]
     for path in sorted(RESULTS.rglob("answers.json")):
         assert not edited_since(read_record(path, AnswersRecord)), path
-
-
-def test_the_leaderboard_of_every_task(committed: Results) -> None:
-    lines: dict[str, list[str]] = {}
-    for row in ranked_rows(committed):
-        numbers = (row.value, row.low, row.high)
-        line = [row.column, row.label, row.settings, *(f"{one:.6g}" for one in numbers), row.rank]
-        lines.setdefault(row.task, []).append("|".join([*line, f"{row.seconds:.6g}", f"{row.memory:.6g}"]))
-    assert {task: digest("\n".join(sorted(own))) for task, own in lines.items()} == GOLDEN["leaderboard"]

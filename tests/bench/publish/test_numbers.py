@@ -9,9 +9,11 @@ import pytest
 
 from bench.publish import numbers as pages
 from bench.publish.__main__ import main as publish
+from bench.publish.leaderboard import LeaderboardRow
 from bench.publish.numbers import Records, evaluate, formatted, rewrite, table_text, value_text
 from bench.tables import duration
 from retrain.errors import UsageError
+from tests.bench.publish.test_golden import GOLDEN, digest
 from tests.helpers.synthetic_results import edited, write_question, write_run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -22,14 +24,22 @@ def numbers(words: list[str]) -> int:
     return publish(["numbers", *words])
 
 
-def test_every_page_agrees_with_its_records_and_each_says_what_code_made_it() -> None:
-    records = Records(ROOT)
+def test_every_page_agrees_with_its_records_and_each_says_what_code_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the leaderboard's rows, most of which no page shows, are what they were."""
+    records, ranked, ranked_rows = Records(ROOT), list[LeaderboardRow](), pages.rows
+    monkeypatch.setattr(pages, "rows", lambda results: ranked.extend(ranked_rows(results)) or ranked)
     found = [
         f"{page.relative_to(ROOT)}:{finding.line}: {finding.words}: {finding.reason}"
         for page in pages.default_pages(ROOT)
         for finding in pages.check_page(page, records)[2]
     ]
     assert not found, "\n".join(found)
+    lines: dict[str, list[str]] = {}
+    for row in ranked:
+        numbers = (row.value, row.low, row.high)
+        line = [row.column, row.label, row.settings, *(f"{one:.6g}" for one in numbers), row.rank]
+        lines.setdefault(row.task, []).append("|".join([*line, f"{row.seconds:.6g}", f"{row.memory:.6g}"]))
+    assert {task: digest("\n".join(sorted(own))) for task, own in lines.items()} == GOLDEN["leaderboard"]
     # A commit and a fingerprint of the code: without them nobody can make a number again.
     names = ("run", "answers", "tune", "sweep", "budget", "speed")
     for path in (path for name in names for path in (ROOT / "results").rglob(f"{name}.json")):
