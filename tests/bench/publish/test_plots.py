@@ -94,7 +94,8 @@ def drawn_data(figure: Figure) -> str:
 
 
 def _digits(values: list[Any]) -> str:
-    return " ".join(f"{value:.6g}" for some in values for value in np.asarray(some, dtype=float).ravel())
+    numbers = [value for some in values for value in np.asarray(some, dtype=float).ravel().tolist()]
+    return " ".join(["%.6g"] * len(numbers)) % tuple(numbers)
 
 
 @pytest.mark.slow
@@ -248,7 +249,8 @@ def assert_words_are_apart(figure: Figure, name: str, monkeypatch: pytest.Monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(Text, "draw", keep)
-        FigureCanvasAgg(figure).draw()
+        FigureCanvasAgg(figure)
+        figure.draw_without_rendering()
     whole = figure.bbox.padded(1)
     boxes = [(text.get_text(), text.get_window_extent()) for text in dict.fromkeys(written)]
     for position, (text, box) in enumerate(boxes):
