@@ -15,6 +15,7 @@ PACKAGES = ("bench", "baselines", "retrain")
 FORBIDDEN = {"retrain": {"baselines", "bench", "tests"}, "baselines": {"bench", "tests"}, "bench": {"tests"}}
 
 
+@cache
 def files() -> dict[str, Path]:
     """Module -> file."""
     found = {}
