@@ -24,17 +24,15 @@ def test_least_squares_in_closed_form(tmp_path: Path, monkeypatch: pytest.Monkey
     losses, models, perturbed = [], {}, Daunce.perturbed
     monkeypatch.setattr(Daunce, "perturbed", lambda *given: models.setdefault(given[-1], perturbed(*given)))
     answer = run(method, problem)
-    for number in range(4):
+    for number, model in sorted(models.items()):
         chosen, factors, _ = method.drawn(problem, number)
         assert len(chosen) == 18
-        inputs = torch.cat([task.train_data.inputs[chosen], torch.ones(18, 1)], dim=1)
-        residuals = (
-            problem.model(task.train_data.inputs[chosen]).squeeze(1) - task.train_data.targets[chosen]
-        ).detach()
+        data = task.train_data.select(chosen)
+        inputs = torch.cat([data.inputs, torch.ones(18, 1)], dim=1)
+        residuals = (problem.model(data.inputs).squeeze(1) - data.targets).detach()
         slope = (inputs * ((factors - 1) * residuals)[:, None]).sum(0)
         moved = torch.linalg.solve(inputs.T @ inputs, slope)
         now = torch.cat([problem.model.weight[0], problem.model.bias]).detach() + moved  # type: ignore[arg-type, index]
-        model = models[number]
         torch.testing.assert_close(torch.cat([model.weight[0], model.bias]), now, rtol=1e-3, atol=1e-4)  # type: ignore[index]
         everyone = torch.cat([task.query_data.inputs, task.train_data.inputs])
         targets = torch.cat([task.query_data.targets, task.train_data.targets])

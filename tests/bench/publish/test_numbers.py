@@ -25,7 +25,6 @@ def numbers(words: list[str]) -> int:
 
 
 def test_every_page_agrees_with_its_records_and_each_says_what_code_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the leaderboard's rows, most of which no page shows, are what they were."""
     records, ranked, ranked_rows = Records(ROOT), list[LeaderboardRow](), pages.rows
     monkeypatch.setattr(pages, "rows", lambda results: ranked.extend(ranked_rows(results)) or ranked)
     found = [
@@ -36,9 +35,9 @@ def test_every_page_agrees_with_its_records_and_each_says_what_code_made_it(monk
     assert not found, "\n".join(found)
     lines: dict[str, list[str]] = {}
     for row in ranked:
-        numbers = (row.value, row.low, row.high)
-        line = [row.column, row.label, row.settings, *(f"{one:.6g}" for one in numbers), row.rank]
-        lines.setdefault(row.task, []).append("|".join([*line, f"{row.seconds:.6g}", f"{row.memory:.6g}"]))
+        value, low, high, *spent = (f"{one:.6g}" for one in (row.value, row.low, row.high, row.seconds, row.memory))
+        line = "|".join((row.column, row.label, row.settings, value, low, high, row.rank, *spent))
+        lines.setdefault(row.task, []).append(line)
     assert {task: digest("\n".join(sorted(own))) for task, own in lines.items()} == GOLDEN["leaderboard"]
     # A commit and a fingerprint of the code: without them nobody can make a number again.
     names = ("run", "answers", "tune", "sweep", "budget", "speed")

@@ -94,8 +94,7 @@ def drawn_data(figure: Figure) -> str:
 
 
 def _digits(values: list[Any]) -> str:
-    numbers = [value for some in values for value in np.asarray(some, dtype=float).ravel().tolist()]
-    return " ".join(["%.6g"] * len(numbers)) % tuple(numbers)
+    return " ".join(f"{value:.6g}" for some in values for value in np.asarray(some, dtype=float).ravel().tolist())
 
 
 @pytest.mark.slow
@@ -249,8 +248,7 @@ def assert_words_are_apart(figure: Figure, name: str, monkeypatch: pytest.Monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(Text, "draw", keep)
-        FigureCanvasAgg(figure)
-        figure.draw_without_rendering()
+        FigureCanvasAgg(figure).figure.draw_without_rendering()
     whole = figure.bbox.padded(1)
     boxes = [(text.get_text(), text.get_window_extent()) for text in dict.fromkeys(written)]
     for position, (text, box) in enumerate(boxes):
