@@ -178,13 +178,25 @@ def settings_of_truth(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[grouped_rows | ~known]
 
 
+def folders_of(rows: pd.DataFrame, results: Results) -> pd.Series:
+    """Of each row, the name of its record's folder."""
+    paths = {run: PurePosixPath(results.records[run]["path"]).parts for run in rows["run_id"].unique()}
+    return rows["run_id"].map({run: parts[-3] if len(parts) > 2 else parts[0] for run, parts in paths.items()})
+
+
 def records_of(rows: pd.DataFrame, results: Results) -> str:
     """Which records of one setting are drawn together."""
-    paths = {run: PurePosixPath(results.records[run]["path"]).parts for run in rows["run_id"].unique()}
-    folders = rows["run_id"].map({run: parts[-3] if len(parts) > 2 else parts[0] for run, parts in paths.items()})
-    seeds = rows.groupby(folders)["seed"].nunique()
+    seeds = rows.groupby(folders_of(rows, results))["seed"].nunique()
     told = [f"{folder} ({count} seed{'s' * bool(count > 1)})" for folder, count in seeds.items()]
     return f"Records of one setting: {', '.join(told)}." if len(told) > 1 else ""
+
+
+def studies_of(rows: pd.DataFrame, results: Results) -> str:
+    """Which records of these rows' setting are drawn elsewhere: those that `without_studies` leaves out."""
+    every, one = results.rows, rows.iloc[0]
+    same = np.logical_and.reduce([every[key] == one[key] for key in ("ground", "alpha", "alpha_attribution")])
+    aside = every[same].drop(without_studies(results).index, errors="ignore")
+    return f"Studies, not drawn: {', '.join(sorted(set(folders_of(aside, results))))}." if len(aside) else ""
 
 
 def two_alphas(rows: pd.DataFrame) -> list[float]:
@@ -292,6 +304,7 @@ def draw_front(results: Results) -> Iterator[frame.Drawing]:
                 told += ["xK: scores averaged over K models."] if (found["models"] > 1).any() else []
                 told += ["Numbers: retrains of the datamodel."] if DATAMODEL in set(found["method"]) else []
                 told += ["Controls at the left edge take less time."] if found["edge"].any() else []
+                told += [studies_of(rows, results)]
                 place = f"of-{file_slug(f'{share:g}')}-alpha-{file_slug(f'{alpha:g}')}"
                 yield frame.finish_rows(
                     rows, figure, f"front-{ground}-{place}-{file_slug(machine)}",

@@ -29,9 +29,9 @@ from bench.records import ELSEWHERE, Results, load_results, without_curves, with
 from bench.scaling.estimate import PAPER_FITTED
 from bench.scaling.rows import read_rows
 from bench.scaling.suite import SUITE
-from tests.bench.test_records import change_record
+from tests.bench.test_records import change_record, edited
 from tests.helpers.scaling_laws import LAW, bif_law, ekfac_law, rows_by_law
-from tests.helpers.synthetic_results import edited, write_budget, write_examples, write_question, write_run, write_scaling
+from tests.helpers.synthetic_results import write_budget, write_examples, write_question, write_run, write_scaling
 
 SIZES = ("14m", "70m", "160m", "410m", "1.4b", "2.8b")
 ROOT = Path(__file__).resolve().parents[3]
