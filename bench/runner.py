@@ -23,7 +23,8 @@ from typing import Any
 import pandas as pd
 import torch
 
-from baselines.support.memory import refuse_if_too_large
+from baselines.method import Method, Size
+from baselines.support.memory import free_bytes
 from bench.experiment import Execution, Experiment
 from bench.ground_truth import (
     EXTRA_RETRAINS,
@@ -317,6 +318,18 @@ class Session:
 
 
 # ---- what a run would compute ----
+
+
+def refuse_if_too_large(method: Method, size: Size) -> str | None:
+    """Why this method would run out of memory on a problem of this size, or None."""
+    needed, free = method.memory_bytes(size), free_bytes(size.device)
+    if needed <= free:
+        return None
+    return (
+        f"{method.name} needs {needed / 2**30:.1f} GiB at once for {size.num_attributed:,} training examples and "
+        f"{size.num_queries:,} queries, and {free / 2**30:.1f} GiB are free on {size.device}; take fewer queries "
+        "(--queries) or a smaller --alpha-attribution"
+    )
 
 
 def dry_run(experiment: Experiment, execution: Execution | None = None) -> str:

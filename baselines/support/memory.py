@@ -1,7 +1,4 @@
-"""How much memory there is to use, and what needs more than that, said before any work is done.
-
-refuse_if_too_large(method, size)           # None, or one line that says what it needs and what there is
-"""
+"""How much memory there is to use: of a GPU, of the system, and of the cgroups that this process is in."""
 
 import contextlib
 import os
@@ -10,8 +7,6 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
-
-from baselines.method import Method, Size
 
 UNLIMITED = 2**60  # version 1 writes "no limit" as a number that no machine has
 # Pages the kernel gives back when somebody needs them: they are in a cgroup's usage, and free for all that.
@@ -30,18 +25,6 @@ def free_bytes(device: torch.device, root: Path = Path("/")) -> int:
 def _not_ours(device: torch.device) -> int:
     """What others left of the GPU when this process first asked: the driver takes a third of a second to say so."""
     return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-
-
-def refuse_if_too_large(method: Method, size: Size) -> str | None:
-    """Why this method would run out of memory on a problem of this size, or None."""
-    needed, free = method.memory_bytes(size), free_bytes(size.device)
-    if needed <= free:
-        return None
-    return (
-        f"{method.name} needs {needed / 2**30:.1f} GiB at once for {size.num_attributed:,} training examples and "
-        f"{size.num_queries:,} queries, and {free / 2**30:.1f} GiB are free on {size.device}; take fewer queries "
-        "(--queries) or a smaller --alpha-attribution"
-    )
 
 
 def _system_free_bytes(root: Path) -> int:
