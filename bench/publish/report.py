@@ -88,23 +88,25 @@ def answers_in(page: str) -> list[str]:
 def best_methods(ranked: Sequence[LeaderboardRow]) -> list[dict[str, Any]]:
     """Of each task and protocol, where most seeds, models looked at and methods were measured: who is best.
 
-    At each alpha, raw scores, by LDS within groups where it is known. Methods that learn from many retrained models are
-    left out: they pay for what the others predict.
+    At each alpha, of the share of the training set that has most of them, raw scores, by LDS within groups where it is
+    known. Methods that learn from many retrained models are left out: they pay for what the others predict.
     """
     columns: dict[tuple[str, str, float], dict[str, list[LeaderboardRow]]] = {}
+    alphas: dict[tuple[str, str, float], set[float]] = {}
     for row in ranked:
         if row.metric in leaderboard.LDS and row.scores == "raw" and row.method != DATAMODEL and row.rank_best:
             # LDS on balanced subsets asks for more than the class, so it is a line of its own.
             balanced = ", balanced" if "balanced subsets" in row.ground else ""
             place = (row.task, row.protocol + balanced, row.alpha or 0.0)
             columns.setdefault(place, {}).setdefault(row.column, []).append(row)
+            alphas.setdefault((*place[:2], row.alpha_attribution), set()).add(place[2])
     found = []
     for (task, protocol, alpha), by_column in columns.items():
         here = max(
             by_column.values(),
             key=lambda own: (
-                own[0].metric != "lds", own[0].num_seeds, len({(row.reference, row.models) for row in own}), len(own),
-                own[0].alpha_attribution,
+                own[0].metric != "lds", len(alphas[task, protocol, own[0].alpha_attribution]), own[0].num_seeds,
+                len({(row.reference, row.models) for row in own}), len(own), own[0].alpha_attribution,
             ),
         )  # fmt: skip
         first = max(here, key=lambda row: row.value)

@@ -91,6 +91,12 @@ def test_the_best_method_of_a_task_is_the_leaderboards(results: Path) -> None:
     assert about_method("package.module:Class") == ""
 
 
+def test_the_best_method_is_of_the_share_with_most_alphas(tmp_path: Path) -> None:
+    for number, (shares, alphas, seeds) in enumerate((((0.1,), (0.1, 0.5), (1,)), ((0.01,), (0.5,), (1, 2, 3)))):
+        write_run(tmp_path, run_id=f"{number}" * 12, shares=shares, alphas=alphas, seeds=seeds)
+    assert {one["share"] for one in best_methods(ranked_rows(load_results(tmp_path)))} == {"0.1"}
+
+
 def test_a_picture_without_room_is_a_link_and_an_empty_folder_has_a_page(results: Path, tmp_path: Path) -> None:
     assert publish(["report", "--results", str(tmp_path)]) == 0
     assert "tda-bench lds --alpha 0.1" in (tmp_path / "report" / "index.html").read_text()
