@@ -422,5 +422,8 @@ MEASURED = ["--device", "cpu", "--train", "4", "--tokens", "4", "--out", "nowher
         (["--merge", str(ROOT / "results" / "digits" / "tune-scratch" / "tune.json")], "no scaling.json"),
     ],
 )
-def test_bad_arguments_are_one_line(arguments: list[str], text: str, refused: Callable[..., str]) -> None:
+def test_bad_arguments_are_one_line(
+    arguments: list[str], text: str, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert text in refused(main, arguments)
