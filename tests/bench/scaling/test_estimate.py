@@ -415,7 +415,7 @@ MEASURED = ["--device", "cpu", "--train", "4", "--tokens", "4", "--out", "nowher
         (["--estimate", "--model", "1b", "--methods", "repsim"], 'no measured row of "repsim"'),
         (["--estimate", "--model", "14m", "--tokens", "5000"], "14m takes at most 2048"),
         ([*MEASURED, "--model", "3b"], 'unknown model "3b"'),
-        ([*MEASURED, "--model", "14m", "--methods", "kfac", "--fit-examples", "1000000"], "measured with at most 20,000"),
+        ([*MEASURED, "--model", "14m", "--methods", "kfac", "--fit-examples", "1000000"], "with at most 20,000"),
         (["--merge", str(ROOT / "results" / "digits" / "tune-scratch" / "tune.json")], "no scaling.json"),
     ],
 )
