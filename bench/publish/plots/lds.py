@@ -191,11 +191,11 @@ def records_of(rows: pd.DataFrame, results: Results) -> str:
     return f"Records of one setting: {', '.join(told)}." if len(told) > 1 else ""
 
 
-def studies_of(rows: pd.DataFrame, results: Results) -> str:
-    """Which records of these rows' setting are drawn elsewhere: those that `without_studies` leaves out."""
+def studies_of(rows: pd.DataFrame, drawn: pd.DataFrame, results: Results) -> str:
+    """Which records of these rows' setting are not among those drawn: what `without_studies` leaves out."""
     every, one = results.rows, rows.iloc[0]
     same = np.logical_and.reduce([every[key] == one[key] for key in ("ground", "alpha", "alpha_attribution")])
-    aside = every[same].drop(without_studies(results).index, errors="ignore")
+    aside = every[same].drop(drawn.index, errors="ignore")
     return f"Studies, not drawn: {', '.join(sorted(set(folders_of(aside, results))))}." if len(aside) else ""
 
 
@@ -288,7 +288,8 @@ def notes_of_points(rows: pd.DataFrame, found: pd.DataFrame, told: Sequence[str]
 
 
 def draw_front(results: Results) -> Iterator[frame.Drawing]:
-    for ground, machine, everything in timed_rows(settings_of_truth(without_studies(results))):
+    drawn = without_studies(results)
+    for ground, machine, everything in timed_rows(settings_of_truth(drawn)):
         for (share, _), here in everything.groupby(PLACES, sort=True):
             for alpha in two_alphas(here):
                 rows = here[here["alpha"] == alpha]
@@ -304,7 +305,7 @@ def draw_front(results: Results) -> Iterator[frame.Drawing]:
                 told += ["xK: scores averaged over K models."] if (found["models"] > 1).any() else []
                 told += ["Numbers: retrains of the datamodel."] if DATAMODEL in set(found["method"]) else []
                 told += ["Controls at the left edge take less time."] if found["edge"].any() else []
-                told += [studies_of(rows, results)]
+                told += [studies_of(rows, drawn, results)]
                 place = f"of-{file_slug(f'{share:g}')}-alpha-{file_slug(f'{alpha:g}')}"
                 yield frame.finish_rows(
                     rows, figure, f"front-{ground}-{place}-{file_slug(machine)}",
@@ -619,13 +620,13 @@ def over_draws(rows: pd.DataFrame) -> pd.Series:
 
 
 def without_studies(results: Results) -> pd.DataFrame:
-    """Rows without those of runs over draws or of untuned settings, where other runs measured the ground.
+    """Rows without those of runs over draws, or of settings given by hand, where other runs measured the ground.
 
     Their many rows would crowd these.
     """
     rows = results.rows
-    untuned = [run for run, one in results.records.items() if one.get("experiment", {}).get("settings") == "default"]
-    other = ~over_draws(rows) & ~rows["run_id"].isin(untuned)
+    by_hand = [run for run, one in results.records.items() if one.get("experiment", {}).get("settings") == "default"]
+    other = ~over_draws(rows) & ~rows["run_id"].isin(by_hand)
     return rows[other | ~other.groupby(rows["ground"]).transform("any")]
 
 

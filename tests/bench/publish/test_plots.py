@@ -348,10 +348,10 @@ def test_a_run_of_many_datamodels_is_one_figure_and_no_panel_elsewhere(tmp_path:
 
 
 def test_a_study_is_in_no_other_picture_where_other_runs_are(tmp_path: Path) -> None:
-    """A curve over draws, or settings that nobody tuned."""
+    """A curve over draws, or settings given by hand."""
     write_gaussian(tmp_path)
     place = {"task": "smooth_digits", "shares": (1.0,), "alphas": (0.5,), "seeds": (1,)}
-    with edited(write_run(tmp_path, run_id="untuned00000", **place) / "run.json") as record:
+    with edited(write_run(tmp_path, run_id="byhand000000", **place) / "run.json") as record:
         record["experiment"] = {"settings": "default"}
     results = load_results(tmp_path)
     assert len(without_studies(results)) == len(results.rows)
